@@ -1,0 +1,114 @@
+"""A topology as the rest of the testbed sees it: frozen values in SI units.
+
+Nothing here reads a file, asks a kernel or knows an expert.  ``testbed.load`` makes a ``Topology`` from YAML;
+backends, the orchestrator and the agents only read it.
+
+>>> metro = Direction(rate_bps=1e9, delay_s=0.002)
+>>> metro.transfer_s(1_000_000), metro.effective_queue_bytes
+(0.01, 2500000)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+BITS_PER_BYTE = 8
+MTU_BYTES = 1500
+#: Without a ``queue`` in the file a direction buffers this much time at its own rate (or twice its delay, if longer):
+#: the common rule of one round trip, with a floor so that short links can take a burst of a few messages.
+DEFAULT_QUEUE_S = 0.020
+MIN_QUEUE_BYTES = 256 * 1024
+
+NodeKind = Literal["server", "router"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The emulated accelerator of one server.  Convention: peak is dense FP16."""
+
+    peak_flops_per_s: float
+    memory_bytes_per_s: float  # bandwidth of the fast memory
+    fast_bytes: int  # "GPU" memory: experts here run at once
+    slow_bytes: int  # "host" memory: experts here are loaded first
+    load_bytes_per_s: float  # slow -> fast
+    efficiency: float = 0.5  # share of the peak that real kernels reach, in (0, 1]
+    launch_s: float = 20e-6  # fixed cost of one kernel call
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One machine of the topology.  A router forwards packets; a server has a device and runs one agent."""
+
+    name: str
+    kind: NodeKind = "server"
+    device: Device | None = None  # always set for a server, never for a router
+    users: float = 1.0  # relative share of the requests whose home this server is
+    metro: str = ""  # a label for people and figures; frameworks look at delays instead
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direction:
+    """One direction of a link: everything a packet meets between two neighbours."""
+
+    rate_bps: float  # bits per second; faster arrivals queue
+    delay_s: float  # one-way propagation, without queueing
+    jitter_s: float = 0.0  # standard deviation of the extra delay; packets keep their order
+    loss: float = 0.0  # probability in [0, 1] that a packet is lost
+    queue_bytes: int | None = None  # drop-tail limit; None sizes it from rate and delay
+
+    @property
+    def effective_queue_bytes(self) -> int:
+        """The drop-tail limit in force, in bytes."""
+        if self.queue_bytes is not None:
+            return self.queue_bytes
+        held_s = max(DEFAULT_QUEUE_S, 2 * self.delay_s)
+        return max(MIN_QUEUE_BYTES, int(self.rate_bps * held_s / BITS_PER_BYTE))
+
+    def transfer_s(self, size_bytes: int) -> float:
+        """Time to move a message over the idle direction: propagation, then serialization."""
+        return self.delay_s + BITS_PER_BYTE * size_bytes / self.rate_bps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One cable between the nodes ``a`` and ``b``."""
+
+    a: str
+    b: str
+    forward: Direction  # a -> b
+    backward: Direction  # b -> a
+
+    @property
+    def name(self) -> str:
+        """``s1-s2``: how people, files and the CLI name this link."""
+        return f"{self.a}-{self.b}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """A whole emulated network."""
+
+    name: str
+    description: str = ""
+    nodes: tuple[Node, ...]
+    links: tuple[Link, ...]
+
+    @property
+    def servers(self) -> tuple[Node, ...]:
+        """The nodes that run agents, in file order."""
+        return tuple(node for node in self.nodes if node.kind == "server")
+
+    def node(self, name: str) -> Node:
+        """The node of that name; KeyError if there is none."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    def link(self, name: str) -> Link:
+        """The link of that name, written from either end (``s1-s2`` or ``s2-s1``); KeyError if there is none."""
+        for link in self.links:
+            if name in (link.name, f"{link.b}-{link.a}"):
+                return link
+        raise KeyError(name)
