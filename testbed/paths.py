@@ -3,13 +3,13 @@ r"""Which way packets go: shortest paths through a topology, and what to expect 
     cost(p) = (servers crossed by p, Σ delay over p, links of p, places in the file)   compared from left to right  (1)
     best(u, t) = min over neighbours v of u:  link(u, v) + best(v, t)                                               (2)
 
-The first component keeps traffic off machines that have work of their own: a cable to the target beats every detour over
-another server, even a quicker one, as on the real internet, where an edge server does not forward a stranger's packets.
-Routers forward.  A server forwards only where nothing else connects a pair.  The last two components settle ties, so
-that every run takes the same way.
+The first component keeps traffic off machines that have work of their own: a cable to the target beats every detour
+over another server, even a quicker one, as on the real internet, where an edge server does not forward a stranger's
+packets.  Routers forward.  A server forwards only where nothing else connects a pair.  The last two components settle
+ties, so that every run takes the same way.
 
-(2) holds because each component only adds up along a path.  One Dijkstra from every target therefore finds all next hops
-towards it, and the next hops of different nodes agree (no loops).
+(2) holds because each component only adds up along a path.  One Dijkstra from every target therefore finds all next
+hops towards it, and the next hops of different nodes agree (no loops).
 
 >>> from testbed.topology import Direction, Link, Node, Topology
 >>> short, long = Direction(rate_bps=1e9, delay_s=0.001), Direction(rate_bps=1e8, delay_s=0.010)
@@ -23,6 +23,7 @@ towards it, and the next hops of different nodes agree (no loops).
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -63,7 +64,7 @@ class Paths:
     def directions(self, source: str, target: str) -> tuple[Direction, ...]:
         """The link directions that a packet crosses, in order."""
         nodes = self.path(source, target)
-        return tuple(self._directions[hop] for hop in zip(nodes, nodes[1:], strict=False))
+        return tuple(self._directions[hop] for hop in itertools.pairwise(nodes))
 
     def delay_s(self, source: str, target: str) -> float:
         """One-way propagation from ``source`` to ``target``, without queueing."""

@@ -1,12 +1,15 @@
 """The plan of who is plugged into whom: sandboxes, interfaces, addresses and routes, before anything is created.
 
 A backend executes this plan and decides nothing itself, so the network is the same whether it is made of namespaces,
-containers or Mininet hosts, and a person can read the plan (``print(wire(topology, "lab"))``) before it touches a machine.
+containers or Mininet hosts, and a person can read the plan (``print(wire(topology, "lab"))``) before anything is touched.
 
 Every node has ONE address that programs use, a /32 on its loopback, and every end of a cable has a link address out
 of a /31 that only the kernel uses.  Routes name the /32 as their source, so packets that leave through any cable carry
 the address under which the node is known.  Names in the hosts file lead to these addresses and to no other: traffic
 between servers cannot bypass the emulated links.
+
+Where the two directions of a link differ, the way back may be another way: nodes must accept packets from an interface
+that they would not answer through (``rp_filter`` off).
 """
 
 from __future__ import annotations
@@ -224,7 +227,8 @@ def _lines(wiring: Wiring) -> list[str]:
         forwards = ", forwards" if node.forwards else ""
         lines.append(f"{node.sandbox} ({node.kind}{forwards}) lo {node.address}/{NODE_PREFIX_LENGTH}")
         lines += [
-            f"  {i.name:<{MAX_INTERFACE_NAME}} {i.address}/{i.prefix_length} peer {i.peer_address} mtu {i.mtu_bytes} link {i.link}"
+            f"  {i.name:<{MAX_INTERFACE_NAME}} {i.address}/{i.prefix_length} peer {i.peer_address}"
+            f" mtu {i.mtu_bytes} link {i.link}"
             for i in node.interfaces
         ]
         lines += [
