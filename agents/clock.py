@@ -1,0 +1,59 @@
+"""Time as agents see it: emulated seconds, through one seam.
+
+Nothing else in the agents asks a clock or sleeps.  ``WallClock`` maps emulated seconds onto the host's monotonic
+clock, stretched by the dilation; the simulator puts a virtual clock behind the same two methods.
+
+>>> clock = WallClock(origin_s=100.0, dilation=4.0, monotonic=lambda: 108.0)
+>>> clock.now_s()
+2.0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the agents know of time."""
+
+    def now_s(self) -> float:
+        """Emulated seconds since the start of the run; negative before it."""
+        ...
+
+    async def sleep_until_s(self, when_s: float) -> None:
+        """Return at ``when_s`` or just after it; at once if that moment has passed."""
+        ...
+
+
+class WallClock:
+    """Emulated time on the host's monotonic clock.
+
+    Every agent of one machine shares that clock, so a time stamp made on one server can be compared on another: the
+    emulation's stand-in for servers with synchronised clocks.
+    """
+
+    def __init__(
+        self, *, origin_s: float, dilation: float = 1.0, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
+        self.rebase(origin_s=origin_s, dilation=dilation)
+
+    def rebase(self, *, origin_s: float, dilation: float) -> None:
+        """Start a new run: emulated zero is the monotonic instant ``origin_s``; ValueError for a dilation <= 0."""
+        if not dilation > 0:
+            raise ValueError(f"dilation must be positive, not {dilation}")
+        self._origin_s = origin_s
+        self.dilation = dilation
+
+    def now_s(self) -> float:
+        """Emulated seconds since the origin."""
+        return (self._monotonic() - self._origin_s) / self.dilation
+
+    async def sleep_until_s(self, when_s: float) -> None:
+        """Sleep on the running event loop until the emulated instant ``when_s``."""
+        remaining_s = (when_s - self.now_s()) * self.dilation
+        if remaining_s > 0:
+            await asyncio.sleep(remaining_s)

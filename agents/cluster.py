@@ -1,0 +1,69 @@
+"""The servers and the ways between them, as placement and planning see them.
+
+A ``Cluster`` is the topology reduced to pairs of servers: what a message from one to the other meets along the
+network's path, nominally.  Live values come from telemetry (``agents.frameworks.base.View``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from testbed.paths import Paths
+from testbed.topology import BITS_PER_BYTE, Device, Topology
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """One emulated edge server."""
+
+    name: str
+    device: Device
+    home_share: float  # share of the requests that arrive here, in [0, 1]; shares of a cluster add up to 1
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """All servers, in topology order, and the nominal path between every two of them."""
+
+    servers: tuple[Server, ...]
+    delay_s: tuple[tuple[float, ...], ...]  # [from][to], one-way propagation along the path
+    rate_bps: tuple[tuple[float, ...], ...]  # [from][to], the slowest link of the path
+    arrival_rate_per_s: float  # expected requests per second, for placement
+    tokens_per_request: int  # expected, for placement
+    redundancy: float  # memory that a placement may use, in units of all experts once in full precision
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Server names, in order."""
+        return tuple(server.name for server in self.servers)
+
+    def index(self, name: str) -> int:
+        """Position of a server; ValueError if there is none of that name."""
+        return self.names.index(name)
+
+    def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
+        """Time of a message on the idle path between two servers given by position; 0 within one server."""
+        if source == target:
+            return 0.0
+        return self.delay_s[source][target] + BITS_PER_BYTE * size_bytes / self.rate_bps[source][target]
+
+
+def cluster_of(
+    topology: Topology, *, arrival_rate_per_s: float, tokens_per_request: int, redundancy: float = 2.0
+) -> Cluster:
+    """Reduce a topology to its servers and the paths between them."""
+    paths = Paths(topology)
+    nodes = topology.servers
+    users = sum(node.users for node in nodes)
+    servers = []
+    for node in nodes:
+        if node.device is None:
+            raise ValueError(f"server {node.name} has no device")
+        servers.append(Server(name=node.name, device=node.device, home_share=node.users / users))
+    names = [node.name for node in nodes]
+    return Cluster(
+        servers=tuple(servers),
+        delay_s=tuple(tuple(0.0 if a == b else paths.delay_s(a, b) for b in names) for a in names),
+        rate_bps=tuple(tuple(float("inf") if a == b else paths.bottleneck_bps(a, b) for b in names) for a in names),
+        arrival_rate_per_s=arrival_rate_per_s,
+        tokens_per_request=tokens_per_request,
+        redundancy=redundancy,
+    )

@@ -1,0 +1,273 @@
+"""What a routing framework is: the seam for which this testbed exists.
+
+A framework decides twice.  Offline, ``place`` says which copies of which experts live where, within the memory budget.
+Online, ``plan`` says for one layer of one request which copy computes each expert, and which server gathers the results and
+goes on with the next layer.  Both see the same values whatever the framework, so that comparisons are fair.
+
+The smallest framework is a class with ``name`` and ``plan`` (``BaseFramework`` has sensible defaults for the rest)::
+
+    class Nearest(BaseFramework):
+        name = "nearest"
+
+        def plan(self, demand, view):
+            choices = [
+                Choice.of(min(view.replicas(demand.layer, e.expert), key=lambda r: view.delay_s(view.server, r.server)))
+                for e in demand.experts
+            ]
+            return Plan(choices=tuple(choices), next_server=view.server)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from agents.cluster import Cluster, Server
+from agents.errors import FrameworkError
+from agents.frameworks.cost import dense_s, expert_s
+from agents.frameworks.placements import spread
+from agents.models.calibrate import Calibration
+from agents.models.profile import ModelProfile
+from agents.protocol import FULL, Placement, Replica, RequestKind
+from testbed.topology import BITS_PER_BYTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertDemand:
+    """One expert that some tokens of this pass chose."""
+
+    expert: int
+    rows: int  # bit i is set when token i of the pass goes to this expert
+    tokens: int  # number of those bits
+    gate_share: float  # its share of the layer's gate weight, in (0, 1]; shares of a layer add up to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request that has just arrived at its home server."""
+
+    request: int
+    kind: RequestKind
+    home: str
+    tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one layer of one pass asks for."""
+
+    request: int
+    kind: RequestKind
+    step: int
+    layer: int
+    home: str
+    tokens: int  # of this pass
+    experts: tuple[ExpertDemand, ...]  # by expert number
+    quality_spent: float  # by the layers before, estimated relative NLL increase
+    quality_budget: float  # for all layers together
+    next_server: str | None  # already fixed (by the KV cache, or this is the end), or free to choose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which copy computes one expert."""
+
+    expert: int
+    server: str
+    precision: str = FULL
+    fallback: bool = False  # taken because nothing feasible was left
+
+    @classmethod
+    def of(cls, replica: Replica, *, fallback: bool = False) -> Choice:
+        """The choice of this copy."""
+        return cls(expert=replica.expert, server=replica.server, precision=replica.precision, fallback=fallback)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The online decision for one layer of one pass."""
+
+    choices: tuple[Choice, ...]  # exactly one for every expert of the demand
+    next_server: str  # a(l+1); for the last layer: where logits are computed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What one gathered layer really took, told to the framework of the server that gathered it."""
+
+    request: int
+    step: int
+    layer: int
+    duration_s: float
+    wait_s: float
+
+
+class LiveState(Protocol):
+    """What a server knows of the cluster right now; telemetry provides it."""
+
+    def now_s(self) -> float:
+        """Emulated time."""
+        ...
+
+    def alive(self, server: str) -> bool:
+        """Whether a server answers."""
+        ...
+
+    def load(self, server: str) -> tuple[float, float, float]:
+        """Device backlog, recent mean wait of a job, and load-channel backlog of a server, in seconds."""
+        ...
+
+    def path(self, source: str, target: str) -> tuple[float, float]:
+        """One-way delay (s) and rate (bit/s) of the path between two servers, as measured lately."""
+        ...
+
+
+class View:
+    """Everything a framework may look at when it plans: static facts and the live state, from one server."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        cluster: Cluster,
+        profile: ModelProfile,
+        calibration: Calibration,
+        placement: Placement,
+        live: LiveState,
+    ) -> None:
+        self.server = server
+        self.cluster = cluster
+        self.profile = profile
+        self.calibration = calibration
+        self.placement = placement
+        self._live = live
+        self._by_name: dict[str, Server] = {entry.name: entry for entry in cluster.servers}
+        self._expert_s: dict[tuple[str, str, int], float] = {}
+
+    @cached_property
+    def _replicas(self) -> Mapping[tuple[int, int], tuple[Replica, ...]]:
+        table: dict[tuple[int, int], list[Replica]] = {}
+        for replica in self.placement.replicas:
+            table.setdefault((replica.layer, replica.expert), []).append(replica)
+        return {key: tuple(sorted(replicas)) for key, replicas in table.items()}
+
+    def replicas(self, layer: int, expert: int) -> tuple[Replica, ...]:
+        """The copies of an expert on servers that are alive; all copies if none is."""
+        copies = self._replicas.get((layer, expert), ())
+        living = tuple(copy for copy in copies if self._live.alive(copy.server))
+        return living or copies
+
+    def now_s(self) -> float:
+        """Emulated time."""
+        return self._live.now_s()
+
+    def alive(self, server: str) -> bool:
+        """Whether a server answers, as far as is known here."""
+        return self._live.alive(server)
+
+    def backlog_s(self, server: str) -> float:
+        """Work in front of a server's device."""
+        return self._live.load(server)[0]
+
+    def wait_s(self, server: str) -> float:
+        """How long jobs have lately waited for a server's device, on average."""
+        return self._live.load(server)[1]
+
+    def load_backlog_s(self, server: str) -> float:
+        """Loads in front of a server's slow -> fast channel."""
+        return self._live.load(server)[2]
+
+    def delay_s(self, source: str, target: str) -> float:
+        """One-way delay between two servers now; 0 within one."""
+        return 0.0 if source == target else self._live.path(source, target)[0]
+
+    def transfer_s(self, source: str, target: str, size_bytes: float) -> float:
+        """Time of a message between two servers now; 0 within one."""
+        if source == target:
+            return 0.0
+        delay_s, rate_bps = self._live.path(source, target)
+        return delay_s + BITS_PER_BYTE * size_bytes / rate_bps
+
+    def expert_s(self, server: str, precision: str, tokens: int) -> float:
+        """Time of one expert call on a server's idle device."""
+        key = (server, precision, tokens)
+        if key not in self._expert_s:
+            self._expert_s[key] = expert_s(self._by_name[server].device, self.profile, precision, tokens)
+        return self._expert_s[key]
+
+    def dense_s(self, server: str, tokens: int) -> float:
+        """Time of one layer's dense part (attention, gate, norms) on a server's idle device."""
+        return dense_s(self._by_name[server].device, self.profile, tokens)
+
+    def load_s(self, replica: Replica) -> float:
+        """Time to bring a copy into fast memory, without queueing; 0 if it is placed there."""
+        if replica.fast:
+            return 0.0
+        size_bytes = self.profile.expert_bytes[replica.precision]
+        return size_bytes / self._by_name[replica.server].device.load_bytes_per_s
+
+    def quality_loss(self, layer: int, precision: str) -> float:
+        """Relative NLL increase when the whole layer's experts run in this precision (measured, never below 0)."""
+        return self.calibration.quality_loss(layer, precision)
+
+
+class Framework(Protocol):
+    """A framework: placement, planning, and optional learning."""
+
+    name: str
+
+    def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
+        """Decide offline which copies live where (runs once, in the orchestrator).  FrameworkError if nothing fits."""
+        ...
+
+    def begin(self, view: View) -> None:
+        """A run begins on this server: prepare what planning needs."""
+        ...
+
+    def enter(self, arrival: Arrival, view: View) -> str:
+        """First aggregation server of a request that has arrived here."""
+        ...
+
+    def plan(self, demand: Demand, view: View) -> Plan:
+        """Decide for one layer of one pass."""
+        ...
+
+    def observe(self, feedback: Feedback) -> None:
+        """Learn what a gathered layer took."""
+        ...
+
+
+class BaseFramework:
+    """Defaults: popular experts spread over all servers, everything gathered at home, nothing learned."""
+
+    name = "base"
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        if options:
+            raise FrameworkError(f"framework {self.name} has no option {sorted(options)[0]!r}")
+
+    def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
+        """Full-precision copies spread by free fast memory, popular experts twice (``placements.spread``)."""
+        return spread(cluster, profile, calibration)
+
+    def begin(self, view: View) -> None:
+        """Nothing to prepare."""
+
+    def enter(self, arrival: Arrival, view: View) -> str:  # noqa: ARG002
+        """The home server."""
+        return arrival.home
+
+    def plan(self, demand: Demand, view: View) -> Plan:
+        """To be written by each framework."""
+        raise NotImplementedError
+
+    def observe(self, feedback: Feedback) -> None:
+        """Nothing to learn."""
+
+
+def next_server(demand: Demand, preferred: str) -> str:
+    """Where the next layer runs: what is fixed already, else ``preferred``."""
+    return demand.next_server if demand.next_server is not None else preferred

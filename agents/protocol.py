@@ -1,0 +1,470 @@
+r"""The whole wire between agents, and between an agent and its orchestrator, declared once.
+
+One layer l of one request.  A dense part runs at the aggregation server a(l); its experts run where the plan says:
+
+    a(l)  --Execute-->  d1, d2 ...          each token's hidden state once per server, however many experts there
+    d1, d2  --Result-->  a(l+1)             one summed vector per token, straight to where it is needed
+    a(l)  --Advance-->  a(l+1)              the residual stream and a(l)'s own sum; absent if a(l+1) is a(l)
+
+A pass begins and ends at the home server, and only token ids travel there:
+
+    home  --Enter-->  a(0)  ...  a(L)  --Answer-->  home
+    any   --Failed-->  home                 a pass ends in an answer or in an explicit error
+
+    any   --State-->  every other server    gossip: load, and how the links into it look; doubles as the heartbeat
+
+Frames of one message on the data plane:
+
+    0  magic and version   4 bytes  b"eMo" + VERSION
+    1  envelope            msgpack: source, sent_s, size_bytes, arrays' types and shapes, tagged body
+    2  arrays              raw little-endian, C order, in the order of ``ARRAYS[type(body)]``
+    n  padding             zeros, so that the message weighs what the large model's would; absent if it does already
+
+The size on the wire is the model profile's (``size_bytes``), not the twin's.  Whatever does not fit this description is
+a ``ProtocolError`` that names what was expected; nothing is unpickled, and sizes are checked before memory is taken.
+
+The management plane (orchestrator <-> agent, ``ipc://``) carries one msgpack frame per message, of type ``Command`` or
+``Report``.
+
+Which message moves a request at one server, and what it then waits for:
+
+    state          message             next state
+    -------------  ------------------  ----------------------------------------------------
+    (unknown)      Enter               computing layer 0
+    computing l    plan stays here     gathering l   (no Result due: computing l+1)
+    computing l    plan moves          (gone from here)
+    (unknown)      Result of l         gathering l   (early: kept until the Advance)
+    gathering l    Advance of l        gathering l   (knows now which Results are due)
+    gathering l    last Result due     computing l+1, or answered when l is the last layer
+    any            deadline, lost peer failed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.cluster import Cluster
+from testbed.errors import TestbedError
+
+VERSION = 1
+MAGIC = b"eMo" + bytes([VERSION])
+
+DATA_PORT = 5555
+#: Emulated seconds.
+GOSSIP_INTERVAL_S = 0.25
+#: A server is taken for lost after this long without any message from it.
+DEAD_AFTER_S = 1.5
+#: Wall seconds: an agent whose orchestrator has been silent for this long ends itself.
+ORPHANED_AFTER_S = 15.0
+
+MAX_ARRAYS = 8
+MAX_ARRAY_BYTES = 64 * 2**20
+MAX_ENVELOPE_BYTES = 4 * 2**20
+MAX_MESSAGE_BYTES = 256 * 2**20
+
+TOKEN_ID_BYTES = 4
+#: The precision without loss; every model has it.
+FULL = "full"
+
+Array = NDArray[Any]
+RequestKind = Literal["score", "generate"]
+
+
+class ProtocolError(TestbedError):
+    """A message that the wire does not allow."""
+
+
+class Ticket(msgspec.Struct, kw_only=True):
+    """What travels with a request from server to server."""
+
+    request: int
+    kind: RequestKind
+    home: str
+    step: int  # 0 = prefill or score, then one per generated token
+    start: int  # position of this pass's first token in the sequence
+    deadline_s: float
+    path: list[str]  # a(0), a(1) ...; complete after step 0, and binding for the steps after it (KV cache)
+    moves: int = 0
+    sent_bytes: int = 0  # activation payload put on the links so far
+    quality_spent: float = 0.0  # estimated relative NLL increase so far
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Identifies the pass."""
+        return self.request, self.step
+
+
+class LayerRecord(msgspec.Struct, kw_only=True):
+    """One row of layers.parquet (docs/results.md)."""
+
+    request: int
+    step: int
+    layer: int
+    server: str
+    start_s: float
+    duration_s: float = 0.0
+    dense_s: float = 0.0
+    wait_s: float = 0.0
+    experts: int = 0
+    remote_experts: int = 0
+    slow_experts: int = 0
+    fallback_experts: int = 0
+    servers: int = 0
+    quality_spent: float = 0.0
+
+
+class ExpertCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One expert to run on ``rows`` of the hidden states of the same message."""
+
+    expert: int
+    precision: str
+    rows: int  # how many of the index and weight entries are this call's
+
+
+# --- data plane ---------------------------------------------------------------------------------------------------
+
+
+class Enter(msgspec.Struct, frozen=True, kw_only=True, tag="enter"):
+    """Home to a(0): begin a pass over these tokens."""
+
+    ticket: Ticket
+
+
+class Advance(msgspec.Struct, frozen=True, kw_only=True, tag="advance"):
+    """a(l) to a(l+1): the residual stream after the attention of layer l."""
+
+    ticket: Ticket
+    layer: int
+    parts: list[str]  # servers whose Result is due at the receiver
+    record: LayerRecord
+
+
+class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute"):
+    """a(l) to an expert server: run these experts and send the sum to ``reply_to``."""
+
+    request: int
+    step: int
+    layer: int
+    home: str
+    reply_to: str
+    calls: list[ExpertCall]
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
+    """Expert server to a(l+1): the sum of its experts' weighted outputs."""
+
+    request: int
+    step: int
+    layer: int
+    loaded: int  # expert calls that had to be loaded first
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """a(L) to home: what the pass found."""
+
+    ticket: Ticket
+    digest: bytes  # of the logits, bit for bit
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Any server to home: the pass cannot go on."""
+
+    request: int
+    step: int
+    reason: str
+
+
+class LinkEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """How the path from ``source`` looks at its receiving end now."""
+
+    source: str
+    delay_s: float
+    rate_bps: float
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
+    """Gossip of one server about itself."""
+
+    backlog_s: float  # work in front of the device now
+    wait_s: float  # recent mean wait of a job for the device
+    load_backlog_s: float  # the same for the slow -> fast channel
+    links: list[LinkEstimate]
+
+
+Body = Enter | Advance | Execute | Result | Answer | Failed | State
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One array of a message."""
+
+    name: str
+    dtype: str
+    dimensions: int
+
+
+ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
+    Enter: (ArraySpec("tokens", "<i4", 1),),
+    Advance: (ArraySpec("residual", "<f4", 2), ArraySpec("own_sum", "<i8", 2)),  # own_sum: (0, width) without own experts
+    Execute: (
+        ArraySpec("hidden", "<f4", 2),  # (tokens sent, width)
+        ArraySpec("rows", "<i4", 1),  # their positions in the pass
+        ArraySpec("index", "<i4", 1),  # per call and token: which line of ``hidden``
+        ArraySpec("weights", "<f4", 1),  # per call and token: the gate's weight
+    ),
+    Result: (ArraySpec("rows", "<i4", 1), ArraySpec("sum", "<i8", 2)),
+    Answer: (ArraySpec("nll", "<f4", 1), ArraySpec("top1", "<i4", 1)),
+    Failed: (),
+    State: (),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A body, its arrays, and what the network needs to know of it."""
+
+    source: str
+    sent_s: float  # emulated time of sending
+    size_bytes: int  # what the large model's message weighs
+    body: Body
+    arrays: tuple[Array, ...] = ()
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    source: str
+    sent_s: float
+    size_bytes: int
+    shapes: list[list[int]]
+    body: Body
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
+_zeros = memoryview(bytes(1 << 22))
+
+
+def encode(message: Message) -> list[bytes | memoryview]:
+    """Frames of a message; ProtocolError if its arrays are not those of its body."""
+    specs = ARRAYS[type(message.body)]
+    if len(specs) != len(message.arrays):
+        raise ProtocolError(f"{type(message.body).__name__} carries {len(specs)} arrays, not {len(message.arrays)}")
+    frames: list[bytes | memoryview] = [MAGIC, b""]
+    real_bytes = 0
+    for spec, array in zip(specs, message.arrays, strict=True):
+        if array.dtype.str != spec.dtype or array.ndim != spec.dimensions:
+            raise ProtocolError(
+                f"{type(message.body).__name__}.{spec.name} is {array.dtype.str} with {array.ndim} dimensions; "
+                f"expected {spec.dtype} with {spec.dimensions}"
+            )
+        frames.append(np.ascontiguousarray(array).tobytes())
+        real_bytes += array.nbytes
+    shapes = [list(array.shape) for array in message.arrays]
+    frames[1] = _encoder.encode(
+        _Envelope(message.source, message.sent_s, message.size_bytes, shapes, message.body)
+    )
+    missing_bytes = message.size_bytes - real_bytes - len(frames[1])
+    while missing_bytes > 0:
+        frames.append(_zeros[: min(missing_bytes, len(_zeros))])
+        missing_bytes -= len(_zeros)
+    return frames
+
+
+def decode(frames: Sequence[bytes | memoryview]) -> Message:
+    """The message that was encoded; ProtocolError naming what was expected otherwise.
+
+    Arrays are copied, so that they are aligned and outlive the frames.
+    """
+    if len(frames) < 2:
+        raise ProtocolError(f"a message has at least 2 frames, not {len(frames)}")
+    if bytes(frames[0][:4]) != MAGIC or len(frames[0]) != len(MAGIC):
+        raise ProtocolError(f"the first frame must be {MAGIC!r} (wire version {VERSION}), not {bytes(frames[0][:8])!r}")
+    if len(frames[1]) > MAX_ENVELOPE_BYTES:
+        raise ProtocolError(f"an envelope has at most {MAX_ENVELOPE_BYTES} bytes, not {len(frames[1])}")
+    try:
+        envelope = _envelope_decoder.decode(frames[1])
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"no valid envelope: {error}") from None
+    if not 0 <= envelope.size_bytes <= MAX_MESSAGE_BYTES:
+        raise ProtocolError(f"a message weighs at most {MAX_MESSAGE_BYTES} bytes, not {envelope.size_bytes}")
+    specs = ARRAYS[type(envelope.body)]
+    name = type(envelope.body).__name__
+    if len(envelope.shapes) != len(specs) or len(frames) < 2 + len(specs):
+        raise ProtocolError(f"{name} carries {len(specs)} arrays; the message has {len(envelope.shapes)}")
+    arrays = []
+    for spec, shape, frame in zip(specs, envelope.shapes, frames[2:], strict=False):
+        dtype = np.dtype(spec.dtype)
+        if len(shape) != spec.dimensions or any(size < 0 for size in shape):
+            raise ProtocolError(f"{name}.{spec.name} has {spec.dimensions} dimensions, not shape {shape}")
+        expected_bytes = dtype.itemsize
+        for size in shape:
+            expected_bytes *= size
+        if expected_bytes > MAX_ARRAY_BYTES:
+            raise ProtocolError(f"{name}.{spec.name} has at most {MAX_ARRAY_BYTES} bytes, not {expected_bytes}")
+        if expected_bytes != len(frame):
+            raise ProtocolError(f"{name}.{spec.name} of shape {shape} has {expected_bytes} bytes, not {len(frame)}")
+        arrays.append(np.frombuffer(frame, dtype=dtype).reshape(shape).copy())
+    return Message(
+        source=envelope.source,
+        sent_s=envelope.sent_s,
+        size_bytes=envelope.size_bytes,
+        body=envelope.body,
+        arrays=tuple(arrays),
+    )
+
+
+# --- management plane ---------------------------------------------------------------------------------------------
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """One copy of one expert."""
+
+    layer: int
+    expert: int
+    server: str
+    precision: str
+    fast: bool  # residency: fast memory, or slow memory and loaded before it runs
+
+
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
+    """The offline decision of a framework."""
+
+    replicas: tuple[Replica, ...]
+    notes: dict[str, Any] = {}  # what the framework's online part wants to know; plain msgpack values
+
+
+class Configure(msgspec.Struct, frozen=True, kw_only=True, tag="configure"):
+    """Begin a run."""
+
+    run_id: str
+    framework: str  # a registered name, or the path of a Python file
+    framework_options: dict[str, Any]
+    cluster: Cluster
+    placement: Placement
+    addresses: dict[str, str]  # server -> endpoint on the data plane
+    origin_s: float  # monotonic instant of emulated zero
+    dilation: float
+    quality_budget: float
+
+
+class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
+    """A request arrives at this agent, its home, at ``at_s``."""
+
+    request: int
+    kind: RequestKind
+    tokens: list[int]
+    output_tokens: int
+    at_s: float
+    deadline_s: float
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+    """The orchestrator is alive."""
+
+
+class Collect(msgspec.Struct, frozen=True, kw_only=True, tag="collect"):
+    """End of a run: send what was recorded and forget the run."""
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """End the agent."""
+
+
+Command = Configure | Submit | Ping | Collect | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The agent has started, or has taken a ``Configure``."""
+
+    server: str
+    run_id: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The agent cannot do what it was told."""
+
+    server: str
+    reason: str
+
+
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+    """A request has ended, in a result or in an error."""
+
+    request: int
+    home: str
+    sent_s: float
+    finished_s: float
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    moves: int = 0
+    sent_bytes: int = 0
+    quality_spent: float = 0.0
+    nll: list[float] = []  # per token, nats (score)
+    top1: list[int] = []  # most likely next token per position (score), or the generated tokens
+    digest: bytes = b""
+    error: str | None = None
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
+    """One row of servers.parquet."""
+
+    server: str
+    t_s: float
+    device_busy: float
+    loader_busy: float
+    backlog_s: float
+    rss_bytes: int
+    lost_peers: list[str]
+
+
+class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
+    """How far this agent's real computation stayed behind the emulated device."""
+
+    jobs: int
+    overruns: int  # device jobs whose real computation ended after their modelled end
+    overrun_s: float  # emulated seconds by which they did, in all
+    busy_s: float  # modelled device time, in all
+    lag_p50_s: float  # wake-ups later than asked for, emulated seconds
+    lag_p99_s: float
+    lag_max_s: float
+    dropped_messages: int
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True, tag="collected"):
+    """Answer to ``Collect``."""
+
+    server: str
+    layers: list[LayerRecord]
+    fidelity: Fidelity
+
+
+Report = Ready | Refused | Done | Sample | Collected
+
+_command_decoder = msgspec.msgpack.Decoder(Command)
+_report_decoder = msgspec.msgpack.Decoder(Report)
+
+
+def encode_management(message: Command | Report) -> bytes:
+    """The one frame of a management message."""
+    return _encoder.encode(message)
+
+
+def decode_command(frame: bytes) -> Command:
+    """What the orchestrator said; ProtocolError if it is none of ``Command``."""
+    try:
+        return _command_decoder.decode(frame)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not a command of wire version {VERSION}: {error}") from None
+
+
+def decode_report(frame: bytes) -> Report:
+    """What an agent said; ProtocolError if it is none of ``Report``."""
+    try:
+        return _report_decoder.decode(frame)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"not a report of wire version {VERSION}: {error}") from None
