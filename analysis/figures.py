@@ -1,0 +1,243 @@
+"""Figures that compare frameworks.  Each is a function from records to a Figure; its docstring is its question.
+
+No file is read or written here, and no colour chosen (``style`` does).  Rows of horizontal bars keep long framework
+names readable whether there are two of them or ten.  Figures of place and time are in ``maps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from analysis import style
+from analysis.bootstrap import Estimate
+from analysis.load import Comparison, Run
+from analysis.metrics import execution_mix, metric, offered_requests_per_s, time_parts
+from analysis.text import number
+
+#: Estimates by framework and metric key, as ``metrics.summarise`` gives them.
+Summaries = Mapping[str, Mapping[str, Estimate]]
+
+WIDE_SPREAD = 20.0  # P99 over P1 of all latencies beyond which an axis is logarithmic
+
+
+def latency_cdf(comparison: Comparison) -> Figure:
+    """What share of the requests was answered within a given time?  The curve ends at the share that completed."""
+    figure = style.figure(4.2)
+    axes = figure.subplots()
+    looks = style.looks(comparison.frameworks)
+    for framework in comparison.frameworks:
+        runs = comparison.runs_of(framework)
+        sent = sum(len(run.requests) for run in runs)
+        times = np.sort(np.concatenate([run.completed["latency_s"].to_numpy() for run in runs])) * 1e3
+        label = f"{framework} (n = {len(times)} of {sent})"
+        look = looks[framework]
+        if not len(times):
+            axes.plot([], [], color=look.color, linestyle=look.dashes, label=label)
+            continue
+        share = 100 * np.arange(1, len(times) + 1) / sent
+        axes.step(times, share, where="post", color=look.color, linestyle=look.dashes, label=label)
+        if len(runs) > 1:
+            axes.fill_between(times, *_range_over_runs(runs, times), color=look.color, alpha=0.15, linewidth=0)
+    slo_ms = comparison.runs[0].manifest.slo_s * 1e3
+    axes.axvline(slo_ms, color=style.LIMIT, linewidth=1, linestyle=":")
+    axes.annotate(
+        f"SLO {number(slo_ms)} ms",
+        (slo_ms, 1.0),
+        xycoords=("data", "axes fraction"),
+        xytext=(3, 2),
+        textcoords="offset points",
+        color=style.LIMIT,
+        fontsize=8.5,
+    )
+    if wide(comparison):
+        axes.set_xscale("log")
+        _plain_numbers(axes)
+    else:
+        axes.set_xlim(left=0)
+    axes.set_ylim(0, 100)
+    axes.set_xlabel("latency (ms, emulated)")
+    axes.set_ylabel("requests answered (% of sent)")
+    style.grid(axes)
+    _legend_below(figure, axes)
+    return figure
+
+
+def latency_bars(summaries: Summaries) -> Figure:
+    """How long do requests take on average and in the tail, and how sure are we?"""
+    return _bars(summaries, ("latency_mean_s", "latency_p95_s", "latency_p99_s"))
+
+
+def traffic_bars(summaries: Summaries) -> Figure:
+    """How much activation data crosses links between servers for 1000 tokens?"""
+    return _bars(summaries, ("traffic_bytes_per_token",))
+
+
+def throughput_bars(summaries: Summaries, comparison: Comparison) -> Figure:
+    """How much work completes per emulated second of the steady part, and how much was offered?"""
+    figure = _bars(summaries, ("throughput_requests_per_s", "throughput_tokens_per_s"))
+    offered = [offered_requests_per_s(comparison.runs_of(name)) for name in comparison.frameworks]
+    known = [value for value in offered if value]
+    if known:
+        axes = figure.axes[0]
+        mean = sum(known) / len(known)
+        axes.axvline(mean, color=style.LIMIT, linewidth=1, linestyle=":")
+        axes.set_title(f"{axes.get_title(loc='left')}\ndotted: {number(mean)} offered", loc="left")
+        figure.axes[1].set_title(figure.axes[1].get_title(loc="left") + "\n", loc="left")
+    return figure
+
+
+def quality_bars(summaries: Summaries, budget: float | None) -> Figure:
+    """What does speed cost in quality against the full-precision reference, and does it stay within the budget?"""
+    figure = _bars(summaries, ("nll_increase", "top1_agreement"), from_zero=(True, False))
+    axes = figure.axes[0]
+    if budget is not None:
+        axes.axvline(100 * budget, color=style.LIMIT, linewidth=1, linestyle=":")
+        axes.set_title(f"{axes.get_title(loc='left')}\ndotted: budget {number(100 * budget)} %", loc="left")
+        figure.axes[1].set_title(figure.axes[1].get_title(loc="left") + "\n", loc="left")
+        low, high = axes.get_xlim()
+        axes.set_xlim(low, max(high, 130 * budget))
+    return figure
+
+
+def where_time_goes(comparison: Comparison) -> Figure:
+    """Which part of a request takes the time: dense computation, waiting for experts, moving, or the rest?"""
+    parts = {name: time_parts(comparison.runs_of(name)) for name in comparison.frameworks}
+    shown = {name: {part: 1e3 * value for part, value in (found or {}).items()} for name, found in parts.items()}
+    counts = {name: sum(len(run.completed) for run in comparison.runs_of(name)) for name in comparison.frameworks}
+    figure = _stacked(shown, counts, "mean latency of a request (ms, emulated)")
+    axes = figure.axes[0]
+    for row, found in enumerate(shown.values()):
+        total = sum(found.values())
+        text = f" {number(total)} ms" if found else " no data"
+        axes.text(total, row, text, va="center", fontsize=8.5)
+    axes.set_xlim(0, 1.15 * max((sum(found.values()) for found in shown.values()), default=1) or 1)
+    return figure
+
+
+def execution_mix_bars(comparison: Comparison) -> Figure:
+    """Where and how do expert calls run: here or elsewhere, at once, after a load, or as a fallback?"""
+    mixes = {name: execution_mix(comparison.runs_of(name)) for name in comparison.frameworks}
+    shown = {name: {part: 100 * share for part, share in (mix or {}).items()} for name, mix in mixes.items()}
+    calls = {
+        name: int(sum(run.layers["experts"].sum() for run in comparison.runs_of(name)))
+        for name in comparison.frameworks
+    }
+    figure = _stacked(shown, calls, "expert calls (%)")
+    figure.axes[0].set_xlim(0, 100)
+    return figure
+
+
+def wide(comparison: Comparison) -> bool:
+    """Whether latencies spread so far that a linear axis would hide the fast ones."""
+    times = pl.concat([run.completed["latency_s"] for run in comparison.runs])
+    low, high = times.quantile(0.01), times.quantile(0.99)
+    return low is not None and high is not None and low > 0 and high / low > WIDE_SPREAD
+
+
+def _range_over_runs(runs: tuple[Run, ...], times_ms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    shares = []
+    for run in runs:
+        own = np.sort(run.completed["latency_s"].to_numpy()) * 1e3
+        shares.append(100 * np.searchsorted(own, times_ms, side="right") / max(1, len(run.requests)))
+    return np.min(shares, axis=0), np.max(shares, axis=0)
+
+
+def _bars(summaries: Summaries, keys: tuple[str, ...], from_zero: tuple[bool, ...] = ()) -> Figure:
+    """Panels side by side, a row per framework, value and interval written at the bar's end."""
+    figure = style.figure(style.rows_in(len(summaries)) + 0.3)
+    panels = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
+    looks = style.looks(summaries)
+    for column, (axes, key) in enumerate(zip(panels, keys, strict=True)):
+        entry = metric(key)
+        zero = from_zero[column] if from_zero else True
+        ends = []
+        for row, (framework, values) in enumerate(summaries.items()):
+            found = values[key]
+            if found.value is None:
+                axes.text(0.02, row, "no data", transform=axes.get_yaxis_transform(), va="center", fontsize=8.5)
+                continue
+            value, low, high = (
+                entry.scale * part
+                for part in (
+                    found.value,
+                    found.value if found.low is None else found.low,
+                    found.value if found.high is None else found.high,
+                )
+            )
+            error = [[max(0.0, value - low)], [max(0.0, high - value)]]
+            look = looks[framework]
+            if zero:
+                axes.barh(row, value, color=look.color, height=0.62)
+            else:
+                axes.plot(value, row, color=look.color, marker=look.marker, markersize=7)
+            axes.errorbar(value, row, xerr=error, color=style.INK, capsize=2.5, linewidth=1)
+            axes.annotate(
+                number(value), (high, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
+            )
+            ends.append((low, high))
+        _room_for_numbers(axes, ends, zero, len(keys))
+        axes.set_title(entry.title)
+        axes.set_xlabel(f"{entry.unit}, emulated" if key.endswith("_s") else entry.unit)
+        style.grid(axes, "x")
+    first = panels[0]
+    first.set_yticks(range(len(summaries)), [_row_label(name, values[keys[0]].n) for name, values in summaries.items()])
+    first.set_ylim(len(summaries) - 0.4, -0.6)
+    for axes in panels:
+        axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def _room_for_numbers(axes: Axes, ends: list[tuple[float, float]], zero: bool, panels: int) -> None:
+    axes.locator_params(axis="x", nbins=6 if panels < 3 else 4)
+    if not ends:
+        axes.set_xlim(0, 1)
+        return
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
+    low = min(low, 0.0) if zero else low
+    spread = (high - low) or abs(high) or 1.0
+    axes.set_xlim(low - (0.05 * spread if low < 0 or not zero else 0.0), high + (0.15 + 0.1 * panels) * spread)
+
+
+def _stacked(parts: Mapping[str, Mapping[str, float]], counts: Mapping[str, int], xlabel: str) -> Figure:
+    figure = style.figure(style.rows_in(len(parts)) + 0.3)
+    axes = figure.subplots()
+    names = list(dict.fromkeys(part for found in parts.values() for part in found))
+    left = np.zeros(len(parts))
+    for part in names:
+        widths = np.array([found.get(part, 0.0) for found in parts.values()])
+        axes.barh(range(len(parts)), widths, left=left, height=0.62, color=style.PART_COLORS[part], label=part)
+        left += widths
+    axes.set_yticks(range(len(parts)), [_row_label(name, counts[name]) for name in parts])
+    axes.set_ylim(len(parts) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(xlabel)
+    style.grid(axes, "x")
+    if names:
+        _legend_below(figure, axes)
+    return figure
+
+
+def _row_label(framework: str, n: int) -> str:
+    return f"{framework}\n(n = {n})" if len(framework) > 24 else f"{framework} (n = {n})"
+
+
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    widest = max(len(label) for label in labels)
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 100 // (widest + 8))))
+
+
+def _plain_numbers(axes: Axes) -> None:
+    """Write 20, 50, 100 at a logarithmic axis instead of powers of ten."""
+    low, high = axes.get_xlim()
+    steps = (1, 2, 5) if high / low < 2000 else (1,)
+    ticks = [step * 10.0**power for power in range(-3, 8) for step in steps]
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))

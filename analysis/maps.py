@@ -1,0 +1,232 @@
+"""Figures of time and place: what happened when, on which server, over which link.
+
+Functions from records to a Figure, like ``figures``; each docstring is the question the figure answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import cos, log10, pi, sin
+
+import matplotlib as mpl
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Circle
+
+from analysis import style
+from analysis.events import Span, end_s, hit_links, spans
+from analysis.figures import wide
+from analysis.load import Comparison, Run
+from analysis.metrics import device_busy
+from analysis.text import quantity
+from testbed.topology import Link, Topology
+
+MEDIAN_REQUESTS = 25  # length of the rolling median at most
+NAMED_LINKS = 6  # rate lines that get a name of their own
+
+Point = tuple[float, float]
+
+
+def time_line(comparison: Comparison) -> Figure:
+    """How does latency react while links are disturbed, and when does it recover?
+
+    Points are requests at their planned arrival, lines the rolling median.  Below: the rate in force of the links
+    that were hit, as the first run saw it.
+    """
+    first = comparison.runs[0]
+    hit = hit_links(first)
+    figure = style.figure(5.4 if hit else 4.0)
+    grid = figure.subplots(2 if hit else 1, 1, sharex=True, squeeze=False, height_ratios=(3, 1) if hit else (1,))[:, 0]
+    axes = grid[0]
+    looks = style.looks(comparison.frameworks)
+    points = sum(len(run.completed) for run in comparison.runs)
+    for framework in comparison.frameworks:
+        runs = comparison.runs_of(framework)
+        done = pl.concat([run.completed.select("scheduled_s", "latency_s") for run in runs]).sort("scheduled_s")
+        at, latency = done["scheduled_s"].to_numpy(), 1e3 * done["latency_s"].to_numpy()
+        look = looks[framework]
+        axes.scatter(
+            at,
+            latency,
+            s=7,
+            color=look.color,
+            marker=look.marker,
+            alpha=max(0.12, min(0.4, 600 / (points + 1))),
+            linewidths=0,
+            rasterized=points > style.MANY_POINTS,
+        )
+        window = max(3, min(MEDIAN_REQUESTS * len(runs), len(done) // 8))
+        median = done["latency_s"].rolling_median(window, min_samples=1, center=True).to_numpy() * 1e3
+        label = f"{framework} (n = {len(done)})"
+        axes.plot(at, median, color=look.color, linestyle=look.dashes, label=label)
+    if wide(comparison):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_ylabel("latency (ms, emulated)")
+    style.grid(axes, "y")
+    found = spans(first)
+    for panel in grid:
+        for span in found:
+            _shade(panel, span)
+    _label_spans(axes, found)
+    if hit:
+        _rates(grid[1], first, hit)
+    grid[-1].set_xlabel("planned arrival (s, emulated)")
+    grid[-1].set_xlim(0, max(end_s(run) for run in comparison.runs) or 1)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 4)))
+    return figure
+
+
+def busy_heat_map(comparison: Comparison) -> Figure:
+    """Which servers carry the work under each framework, and which stand idle?"""
+    busy = {name: device_busy(comparison.runs_of(name)) for name in comparison.frameworks}
+    servers = [node.name for node in comparison.runs[0].manifest.topology.servers]
+    table = np.array([[100 * values.get(server, np.nan) for server in servers] for values in busy.values()])
+    figure = style.figure(style.rows_in(len(busy)) + 0.4)
+    axes = figure.subplots()
+    colors = mpl.colormaps[style.HEAT_MAP]
+    image = axes.imshow(table, cmap=colors, vmin=0, vmax=100, aspect="auto")
+    if len(servers) <= 20:
+        for row, column in np.argwhere(np.isfinite(table)):
+            ink = "white" if table[row, column] > 60 else style.INK
+            axes.text(column, row, f"{table[row, column]:.0f}", ha="center", va="center", color=ink, fontsize=8.5)
+    axes.set_xticks(range(len(servers)), servers, rotation=90 if len(servers) > 14 else 0)
+    runs = {name: len(comparison.runs_of(name)) for name in busy}
+    axes.set_yticks(range(len(busy)), [f"{name} (n = {runs[name]} run{'s' * (runs[name] > 1)})" for name in busy])
+    axes.set_xlabel("server")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axes, label="device busy (% of time)", pad=0.01)
+    return figure
+
+
+def topology_picture(topology: Topology) -> Figure:
+    """Who is near whom?  Metros are grouped, thick links are fast, dark links are far.
+
+    A link shows the slower of its two rates and the mean of its two one-way delays.
+    """
+    figure = style.figure(6.2)
+    axes = figure.subplots()
+    places, groups = _places(topology)
+    for metro, (center, radius) in groups.items():
+        axes.add_patch(Circle(center, radius, facecolor=style.GROUP, edgecolor="none", zorder=0))
+        outward = _unit(center)
+        spot = (center[0] + outward[0] * (radius + 0.11), center[1] + outward[1] * (radius + 0.11))
+        axes.text(*spot, metro, ha="center", va="center", fontweight="bold", color=style.MUTED)
+    delays = [1e3 * _delay_s(link) for link in topology.links]
+    norm = Normalize(0, max(delays, default=1) or 1)
+    colors = mpl.colormaps[style.DELAY_MAP]
+    rates = [_rate_bps(link) for link in topology.links]
+    for link, delay, rate in sorted(
+        zip(topology.links, delays, rates, strict=True), key=lambda entry: -entry[1]
+    ):  # near links on top: they are short and would vanish under the others
+        (x0, y0), (x1, y1) = places[link.a], places[link.b]
+        axes.plot((x0, x1), (y0, y1), color=colors(norm(delay)), linewidth=_width(rate), zorder=1, alpha=0.9)
+    for node in topology.nodes:
+        x, y = places[node.name]
+        shape = "o" if node.kind == "server" else "s"
+        axes.plot(x, y, marker=shape, markersize=19, color=style.NODE, markeredgecolor=style.INK, zorder=3)
+        axes.text(x, y, node.name, ha="center", va="center", fontsize=8 if len(node.name) < 4 else 5.5, zorder=4)
+    axes.set_aspect("equal")
+    axes.margins(0.08)
+    axes.axis("off")
+    scale = ScalarMappable(norm=norm, cmap=colors)
+    figure.colorbar(scale, ax=axes, label="one-way delay (ms)", shrink=0.6, pad=0.02)
+    if rates:
+        samples = sorted({min(rates), float(np.median(rates)), max(rates)})
+        handles = [Line2D([], [], color=style.MUTED, linewidth=_width(rate)) for rate in samples]
+        labels = [quantity(rate, "bit/s") for rate in samples]
+        title = f"link rate (n = {len(rates)} links)"
+        figure.legend(handles, labels, title=title, loc="outside lower center", ncols=len(samples))
+    return figure
+
+
+def _shade(axes: Axes, span: Span) -> None:
+    if span.end_s > span.start_s:
+        axes.axvspan(span.start_s, span.end_s, color=style.SPAN, linewidth=0, zorder=0)
+    else:
+        axes.axvline(span.start_s, color=style.LIMIT, linewidth=1, linestyle=":", zorder=0)
+
+
+def _label_spans(axes: Axes, found: Sequence[Span]) -> None:
+    """Labels above the panel, each on a line of its own, so that spans close in time cannot collide."""
+    shown = list(found[:4])
+    for line, span in enumerate(reversed(shown)):
+        axes.annotate(
+            span.label if len(span.label) < 60 else span.label[:57] + "...",
+            (span.start_s, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3 + 11 * line),
+            textcoords="offset points",
+            fontsize=8.5,
+            color=style.LIMIT,
+        )
+    if len(found) > len(shown):
+        axes.set_title(f"and {len(found) - len(shown)} more disturbances", loc="right", fontsize=8.5)
+
+
+def _rates(axes: Axes, run: Run, hit: Sequence[str]) -> None:
+    named = hit[:NAMED_LINKS]
+    for index, link in enumerate(named):
+        samples = run.links.filter(pl.col("link") == link)
+        one_way = samples.group_by("t_s", maintain_order=True).agg(pl.col("rate_bps").min()).sort("t_s")
+        axes.step(
+            one_way["t_s"].to_numpy(),
+            one_way["rate_bps"].to_numpy() / 1e6,
+            where="pre",
+            color=style.LINK_COLORS[index % len(style.LINK_COLORS)],
+            linewidth=1.3,
+            label=link,
+        )
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_ylabel("rate (Mbit/s)")
+    more = f"\n+ {len(hit) - len(named)} more" if len(hit) > len(named) else ""
+    axes.legend(title=f"links hit{more}", loc="center left", bbox_to_anchor=(1.0, 0.5), title_fontsize=8.5)
+    style.grid(axes, "y")
+
+
+def _places(topology: Topology) -> tuple[dict[str, Point], dict[str, tuple[Point, float]]]:
+    """Nodes on a small circle for each metro, metros on a large one."""
+    members: dict[str, list[str]] = {}
+    for node in topology.nodes:
+        members.setdefault(node.metro or "", []).append(node.name)
+    places: dict[str, Point] = {}
+    groups: dict[str, tuple[Point, float]] = {}
+    for index, (metro, names) in enumerate(members.items()):
+        angle = pi / 2 - 2 * pi * index / len(members)
+        center = (0.0, 0.0) if len(members) == 1 else (cos(angle), sin(angle))
+        around = 0.38 if 1 < len(members) <= 4 else 0.9 if len(members) == 1 else 0.9 * sin(pi / len(members)) * 0.7
+        for place, name in enumerate(names):
+            turn = angle + pi + 2 * pi * (place + 0.5) / len(names)
+            reach = around if len(names) > 1 else 0.0
+            places[name] = (center[0] + reach * cos(turn), center[1] + reach * sin(turn))
+        if metro:
+            groups[metro] = (center, around + 0.14)
+    return places, groups
+
+
+def _unit(point: Point) -> Point:
+    length = (point[0] ** 2 + point[1] ** 2) ** 0.5
+    return (0.0, 1.0) if length == 0 else (point[0] / length, point[1] / length)
+
+
+def _rate_bps(link: Link) -> float:
+    return min(link.forward.rate_bps, link.backward.rate_bps)
+
+
+def _delay_s(link: Link) -> float:
+    return (link.forward.delay_s + link.backward.delay_s) / 2
+
+
+def _width(rate_bps: float) -> float:
+    """Line width in points: one more for every doubling or so, from 10 Mbit/s up."""
+    return max(0.5, min(6.0, 0.5 + 1.7 * (log10(max(rate_bps, 1.0)) - 7.5)))
