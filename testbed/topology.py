@@ -20,6 +20,10 @@ MTU_BYTES = 1500
 DEFAULT_QUEUE_S = 0.020
 MIN_QUEUE_BYTES = 256 * 1024
 
+#: What a device's file entry need not say: real kernels reach about half of the peak; a call costs about 20 us.
+DEFAULT_EFFICIENCY = 0.5
+DEFAULT_LAUNCH_S = 20e-6
+
 NodeKind = Literal["server", "router"]
 
 
@@ -32,8 +36,8 @@ class Device:
     fast_bytes: int  # "GPU" memory: experts here run at once
     slow_bytes: int  # "host" memory: experts here are loaded first
     load_bytes_per_s: float  # slow -> fast
-    efficiency: float = 0.5  # share of the peak that real kernels reach, in (0, 1]
-    launch_s: float = 20e-6  # fixed cost of one kernel call
+    efficiency: float = DEFAULT_EFFICIENCY  # share of the peak that real kernels reach, in (0, 1]
+    launch_s: float = DEFAULT_LAUNCH_S  # fixed cost of one kernel call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

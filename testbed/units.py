@@ -96,7 +96,8 @@ class Dimension:
             return f"{_quoted(text)} is ambiguous: write {_either(number, readings)}"
         if readings:
             return f"{_quoted(text)} has an unknown unit; did you mean '{number} {readings[0]}'?"
-        shown = ", ".join(known for known in self.units if known)
+        distinct = {value: known for known, value in reversed(self.units.items()) if known}
+        shown = ", ".join(reversed(distinct.values()))
         return f"{_quoted(text)} has an unknown unit; {self.name} is written in {shown}"
 
     def _readings(self, unit: str) -> list[str]:

@@ -1,7 +1,7 @@
 """The plan of who is plugged into whom: sandboxes, interfaces, addresses and routes, before anything is created.
 
 A backend executes this plan and decides nothing itself, so the network is the same whether it is made of namespaces,
-containers or Mininet hosts, and a person can read the plan (``print(wire(topology, "lab"))``) before anything is touched.
+containers or Mininet hosts, and a person can read the plan (``print(wire(topology, "lab"))``) before it is carried out.
 
 Every node has ONE address that programs use, a /32 on its loopback, and every end of a cable has a link address out
 of a /31 that only the kernel uses.  Routes name the /32 as their source, so packets that leave through any cable carry
