@@ -22,7 +22,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -96,8 +96,7 @@ class Dimension:
             return f"{_quoted(text)} is ambiguous: write {_either(number, readings)}"
         if readings:
             return f"{_quoted(text)} has an unknown unit; did you mean '{number} {readings[0]}'?"
-        distinct = {value: known for known, value in reversed(self.units.items()) if known}
-        shown = ", ".join(reversed(distinct.values()))
+        shown = ", ".join(self._distinct(known for known in self.units if known))
         return f"{_quoted(text)} has an unknown unit; {self.name} is written in {shown}"
 
     def _readings(self, unit: str) -> list[str]:
@@ -122,8 +121,14 @@ class Dimension:
             spelled = _SPELLED_OUT.get(lower, lower)
             near = difflib.get_close_matches(spelled, [known.casefold() for known in self.units], n=1, cutoff=0.7)
             candidates = [known for known in self.units if near and known.casefold() == near[0]]
-        distinct = {self.units[known]: known for known in reversed(candidates) if known in self.units}
-        return list(reversed(distinct.values()))
+        return self._distinct(known for known in candidates if known in self.units)
+
+    def _distinct(self, known: Iterable[str]) -> list[str]:
+        """The first of the units that mean the same (``us``, ``µs``)."""
+        by_value: dict[Fraction, str] = {}
+        for unit in known:
+            by_value.setdefault(self.units[unit], unit)
+        return list(by_value.values())
 
 
 def _decimal(symbol: str, prefixes: str = "kMGTP") -> dict[str, Fraction]:

@@ -82,7 +82,7 @@ class Table:
                 # What the author meant to write is not missing as well: one mistake, one message.
                 at = position(key_node)
                 absent = Entry[Any](value=None, at=at, key_at=at, path=key_path)
-                guessed |= {key: absent for key in (self.needs[-1] if name == "<<" and self.needs else [meant])}
+                guessed |= dict.fromkeys(self.needs[-1] if name == "<<" and self.needs else [meant], absent)
                 continue
             value = known[name].kind.read(value_node, key_path, report)
             at = position(value_node)
