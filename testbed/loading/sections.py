@@ -81,8 +81,10 @@ class Table:
                 report.add(position(key_node), key_path, self._unknown(name, meant))
                 # What the author meant to write is not missing as well: one mistake, one message.
                 at = position(key_node)
-                absent = Entry[Any](value=None, at=at, key_at=at, path=key_path)
-                guessed |= dict.fromkeys(self.needs[-1] if name == "<<" and self.needs else [meant], absent)
+                absent: Entry[Any] = Entry(value=None, at=at, key_at=at, path=key_path)
+                guessed |= dict.fromkeys(
+                    self.needs[-1] if name == "<<" and self.needs else [meant] if meant else [], absent
+                )
                 continue
             value = known[name].kind.read(value_node, key_path, report)
             at = position(value_node)
