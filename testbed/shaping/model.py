@@ -168,7 +168,7 @@ class LinkModel(Generic[Packet]):
         self._seconds_per_byte = BITS_PER_BYTE / direction.rate_bps
         self._jitter_s = direction.jitter_s
         self._loss = direction.loss
-        # Half a byte of grace: a queue of 10,000 bytes takes ten packets of 1000 whatever the rounding of sums of times.
+        # Half a byte of grace: a queue of 10,000 bytes takes ten packets of 1000 whatever the rounding of sums.
         self._queue_s = (direction.effective_queue_bytes + 0.5) * self._seconds_per_byte
 
     def _release(self, finish_s: float, z: float) -> float:

@@ -1,0 +1,158 @@
+"""Sandboxes made of Linux network namespaces: the embedded backend where we are root.
+
+Everything is done through netlink, /proc/sys and mounts, by the one thread that calls; no other program is run.  The
+namespaces are mounted in the run directory instead of /run/netns, so they cannot collide with anybody's.
+
+The kernel of each sandbox is set up as on a tuned host of a wide-area network: TCP with cubic, whose behaviour does not
+depend on the machine this runs on, windows that let a message of a few hundred kilobytes leave at once, no memory of
+earlier connections.  So a message's time is made of the link's physics and not of slow start.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_network
+from pathlib import Path
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from testbed.backends import kernel
+from testbed.errors import TestbedError
+from testbed.ledger import Ledger
+from testbed.paths import Paths
+from testbed.topology import MTU_BYTES, Topology
+from testbed.wiring import NODE_PREFIX_LENGTH, NodeWiring, Wiring
+
+#: Packets that TCP may send before the first acknowledgement: 370 kB.  A message of 300 kB on a path of 20 ms then
+#: takes its serialization and 20 ms, instead of five round trips of slow start.
+INITIAL_WINDOW_PACKETS = 256
+#: ... but never more of the smallest queue of the path than this, or the first burst would drop its own tail.
+INITIAL_WINDOW_OF_QUEUE = 0.75
+#: Set per route: the namespace-wide setting refuses what the host does not allow to everybody.
+CONGESTION_CONTROL = "cubic"
+#: Packets (or bundles) between the kernel and the relay, which reads at once; only a relay that lags fills this.
+DEVICE_QUEUE_PACKETS = 1000
+
+SETTINGS = {
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    "net/ipv6/conf/default/disable_ipv6": "1",
+    "net/ipv4/tcp_slow_start_after_idle": "0",
+    "net/ipv4/tcp_no_metrics_save": "1",
+    "net/ipv4/tcp_rmem": "4096 2097152 33554432",
+    "net/ipv4/tcp_wmem": "4096 1048576 33554432",
+    # Answers may take another way than questions; the default would drop them.
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+    "net/ipv4/ping_group_range": "0 2147483647",
+}
+#: A kernel without IPv6, for example, lacks these files.
+OPTIONAL_SETTINGS = ("net/ipv6", "net/ipv4/ping_group_range")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetnsSandbox:
+    """A node that is a network namespace."""
+
+    node: str
+    netns: Path
+    hosts: Path
+
+    def popen(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start a program in the sandbox, without privileges; its output is appended to ``log``."""
+        enter = [sys.executable, "-m", "testbed.backends.enter", str(self.netns), str(self.hosts)]
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*enter, *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+
+
+class NetnsBackend:
+    """Makes, connects and finds network namespaces."""
+
+    def __init__(self, ledger: Ledger, topology: Topology, *, initial_window: int = INITIAL_WINDOW_PACKETS) -> None:
+        self._ledger = ledger
+        self._paths = Paths(topology)
+        self._initial_window = initial_window
+
+    def sandbox(self, wiring: NodeWiring) -> NetnsSandbox:
+        """The sandbox of that node."""
+        directory = self._ledger.directory
+        return NetnsSandbox(node=wiring.name, netns=directory / "netns" / wiring.name, hosts=directory / "hosts")
+
+    def create(self, wiring: Wiring) -> None:
+        """Make all namespaces, with the data-plane address on each loopback and no cables yet."""
+        paths = {node.name: self.sandbox(node).netns for node in wiring.nodes}
+        for_each: list[dict[str, object]] = [{"kind": "netns", "path": str(path)} for path in paths.values()]
+        self._ledger.record(*for_each)
+        (self._ledger.directory / "netns").mkdir()
+        (self._ledger.directory / "hosts").write_text(wiring.hosts)
+        for node in wiring.nodes:
+            os.close(os.open(paths[node.name], os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
+            kernel.create_netns(paths[node.name])
+            with kernel.inside_netns(paths[node.name]):
+                _configure_kernel(node)
+                with IPRoute() as netlink:
+                    netlink.addr("add", index=1, address=node.address, prefixlen=NODE_PREFIX_LENGTH)
+                    netlink.link("set", index=1, state="up")
+
+    def connect(self, wiring: Wiring) -> None:
+        """Give the plugged interfaces their addresses, and every node its routes."""
+        for node in wiring.nodes:
+            with kernel.inside_netns(self.sandbox(node).netns), IPRoute() as netlink:
+                self._connect(node, netlink)
+
+    def _connect(self, node: NodeWiring, netlink: IPRoute) -> None:
+        index = {link.get("ifname"): link["index"] for link in netlink.get_links()}
+        try:
+            for interface in node.interfaces:
+                here = index[interface.name]
+                netlink.addr("add", index=here, address=interface.address, prefixlen=interface.prefix_length)
+                netlink.link("set", index=here, mtu=interface.mtu_bytes, txqlen=DEVICE_QUEUE_PACKETS, state="up")
+                # No queue of the kernel's own in front of the link: the model's is the one that counts.
+                netlink.tc("replace", "noqueue", index=here)
+                netlink.route(
+                    "replace",  # the kernel's route for the cable, to which TCP's settings are added
+                    dst=str(ip_network((interface.address, interface.prefix_length), strict=False)),
+                    oif=here,
+                    scope="link",
+                    proto="kernel",
+                    prefsrc=interface.address,
+                    metrics=self._tcp(node.name, interface.peer),
+                )
+            for route in node.routes:
+                netlink.route(
+                    "add",
+                    dst=f"{route.destination}/{NODE_PREFIX_LENGTH}",
+                    gateway=route.via,
+                    oif=index[route.interface],
+                    prefsrc=route.source,
+                    metrics=self._tcp(node.name, route.node),
+                )
+        except (KeyError, NetlinkError) as error:
+            raise TestbedError(f"{node.name} cannot be connected: {error}") from error
+
+    def _tcp(self, source: str, target: str) -> dict[str, int | str]:
+        """How TCP behaves on a route."""
+        queue_bytes = min(direction.effective_queue_bytes for direction in self._paths.directions(source, target))
+        window = max(2, min(self._initial_window, int(INITIAL_WINDOW_OF_QUEUE * queue_bytes / MTU_BYTES)))
+        return {"initcwnd": window, "initrwnd": 2 * window, "cc_algo": CONGESTION_CONTROL}
+
+
+def _configure_kernel(node: NodeWiring) -> None:
+    for name, value in {**SETTINGS, "net/ipv4/ip_forward": str(int(node.forwards))}.items():
+        path = Path("/proc/sys") / name
+        try:
+            path.write_text(value)
+        except OSError as error:
+            if not name.startswith(OPTIONAL_SETTINGS):
+                raise TestbedError(f"{node.name}: cannot set {name.replace('/', '.')} = {value}: {error}") from error

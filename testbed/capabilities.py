@@ -1,0 +1,151 @@
+"""What this machine can do, probed once, so that commands refuse early and tests skip with a reason."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.backends import kernel
+from testbed.errors import TestbedError
+
+DOCKER_SOCKET = Path("/var/run/docker.sock")
+TUN_DEVICE = Path("/dev/net/tun")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """One thing the machine can or cannot do."""
+
+    name: str
+    available: bool
+    detail: str  # what was found
+    needed_for: str
+    remedy: str  # what to type or do where it is missing
+
+
+def missing_for_netns() -> list[Capability]:
+    """What the netns backend with the relay lacks here."""
+    return [capability for capability in (root(), tun(), congestion_control()) if not capability.available]
+
+
+def require_netns() -> None:
+    """TestbedError with one line if packets cannot be emulated here."""
+    missing = missing_for_netns()
+    if missing:
+        raise TestbedError("; ".join(f"{each.name} is missing ({each.detail}): {each.remedy}" for each in missing))
+
+
+@functools.cache
+def probe() -> tuple[Capability, ...]:
+    """Everything the testbed may use, and whether this machine has it."""
+    return (root(), tun(), congestion_control(), netem(), docker(), processors())
+
+
+@functools.cache
+def root() -> Capability:
+    """Whether we may make network namespaces."""
+    able, detail = True, f"user {os.geteuid()}"
+    if os.geteuid() == 0:
+        able, detail = _may_unshare()
+    else:
+        able = False
+    return Capability(
+        name="root",
+        available=able,
+        detail=detail,
+        needed_for="network namespaces",
+        remedy="type it again with `sudo`, on a machine or in a container that may create network namespaces",
+    )
+
+
+@functools.cache
+def tun() -> Capability:
+    """Whether TUN devices can be made."""
+    exists = TUN_DEVICE.is_char_device()
+    usable = exists and os.access(TUN_DEVICE, os.R_OK | os.W_OK)
+    return Capability(
+        name=str(TUN_DEVICE),
+        available=usable,
+        detail="usable" if usable else ("no access" if exists else "no such device"),
+        needed_for="links through the relay",
+        remedy="type `modprobe tun`, or start the container with `--device /dev/net/tun`",
+    )
+
+
+@functools.cache
+def congestion_control() -> Capability:
+    """Whether TCP cubic, which all sandboxes use, is there."""
+    try:
+        known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    except OSError:
+        known = []
+    return Capability(
+        name="TCP cubic",
+        available="cubic" in known,
+        detail=f"kernel offers {', '.join(known) or 'none'}",
+        needed_for="the same TCP on every machine",
+        remedy="type `modprobe tcp_cubic`",
+    )
+
+
+@functools.cache
+def netem() -> Capability:
+    """Whether the kernel can shape links by itself."""
+    release = platform.release()
+    builtin = Path(f"/lib/modules/{release}/modules.builtin")
+    places = [*Path(f"/lib/modules/{release}").glob("kernel/net/sched/sch_netem.ko*")]
+    named = builtin.exists() and "sch_netem" in builtin.read_text()
+    loaded = Path("/sys/module/sch_netem").exists()
+    return Capability(
+        name="sch_netem",
+        available=bool(places) or named or loaded,
+        detail=f"kernel {release}",
+        needed_for="links shaped by the kernel; the relay needs it not",
+        remedy="nothing to do: links go through the relay",
+    )
+
+
+@functools.cache
+def docker() -> Capability:
+    """Whether a Docker Engine answers."""
+    detail, able = "no engine listens", False
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(1.0)
+        try:
+            sock.connect(str(DOCKER_SOCKET))
+            detail, able = f"{DOCKER_SOCKET} answers", True
+        except OSError:
+            pass
+    return Capability(
+        name="docker",
+        available=able,
+        detail=detail,
+        needed_for="servers in containers; namespaces need it not",
+        remedy="install the package docker.io and start dockerd",
+    )
+
+
+@functools.cache
+def processors() -> Capability:
+    """How many processors we may use."""
+    count = len(os.sched_getaffinity(0))
+    return Capability(
+        name="processors",
+        available=count >= 2,
+        detail=str(count),
+        needed_for="the relay beside the servers",
+        remedy="use a machine with two processors or more, or a larger dilation",
+    )
+
+
+def _may_unshare() -> tuple[bool, str]:
+    # In a process of its own: the caller must not change namespace even for a moment if something goes wrong.
+    try:
+        with kernel.inside_netns("/proc/thread-self/ns/net"):
+            return True, "user 0 with the right to enter namespaces"
+    except OSError as error:
+        return False, f"user 0, but {error}"

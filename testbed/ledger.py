@@ -1,0 +1,251 @@
+"""What a testbed owns on this machine, written down before it exists, so that tear-down is exact after any crash.
+
+Each testbed has one run directory, ``/run/edge-moe-testbed/<name>/`` (``TESTBED_RUN_DIR`` moves the parent), readable
+by its owner only.  Everything that is visible on the host lies in it or is named in its ledger:
+
+    ledger.jsonl     one JSON object per line, on disk before the thing it names is created
+    netns/<node>     mounted network namespaces
+    relay.ipc, hosts, topology.json, relay.log, ...
+
+Interfaces need no entry: they live in the namespaces and in the relay process, and go with them.  A process is recorded
+with its start time, so an id that the kernel has given to somebody else is never signalled.
+
+Who changes a testbed holds a lock on the directory itself.  A lock file would have to be removed by its holder while
+others wait for it; a directory can be compared with its path after the lock is won.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from testbed.backends import kernel
+from testbed.errors import TestbedError
+
+DEFAULT_ROOT = Path("/run/edge-moe-testbed")
+ROOT_VARIABLE = "TESTBED_RUN_DIR"
+LEDGER = "ledger.jsonl"
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
+MAX_SOCKET_PATH = 107  # bytes the kernel takes for a socket's path
+LONGEST_SOCKET_NAME = 40  # what we and the orchestrator put below the run directory
+#: How long a killed process may take to vanish.
+DEATH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnedProcess:
+    """A process that this testbed started."""
+
+    pid: int
+    started: int  # clock ticks after boot; tells it from a later process of the same id
+
+    def alive(self) -> bool:
+        """Whether that very process still runs (a zombie does not)."""
+        return _start_time(self.pid) == self.started
+
+
+class Ledger:
+    """The run directory of one testbed and the record in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @property
+    def name(self) -> str:
+        """The testbed's name."""
+        return self.directory.name
+
+    def record(self, *entries: dict[str, object]) -> None:
+        """Append entries and wait until they are safe; only then may the things they name be created."""
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        fd = os.open(self.directory / LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, text.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def record_process(self, kind: str, pid: int) -> None:
+        """Record a process just started."""
+        started = _start_time(pid)
+        if started is not None:
+            self.record({"kind": kind, "pid": pid, "started": started})
+
+    def entries(self, kind: str | None = None) -> list[dict[str, object]]:
+        """All entries (of a kind).  A last line cut short by a crash names nothing that was created."""
+        try:
+            lines = (self.directory / LEDGER).read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                entry = json.loads(line)
+                if kind is None or entry["kind"] == kind:
+                    found.append(entry)
+        return found
+
+    def processes(self, kind: str) -> list[OwnedProcess]:
+        """The recorded processes of a kind."""
+        return [OwnedProcess(pid=int(str(e["pid"])), started=int(str(e["started"]))) for e in self.entries(kind)]
+
+    @property
+    def complete(self) -> bool:
+        """Whether ``up`` came to its end."""
+        return bool(self.entries("up"))
+
+    def remove_everything(self) -> None:
+        """Remove all that is recorded, in any state, and the directory last.  Interrupted, it can be run again."""
+        self._kill([process for kind in ("relay", "process") for process in self.processes(kind)])
+        spaces = [Path(str(entry["path"])) for entry in self.entries("netns")]
+        self._kill(_inside(spaces))
+        for path in spaces:
+            with contextlib.suppress(OSError):  # never mounted, or already unmounted
+                kernel.unmount(path)
+            path.unlink(missing_ok=True)
+        # The ledger goes last: as long as anything is left, it is named.
+        for path in sorted(self.directory.iterdir(), key=lambda path: path.name == LEDGER):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        self.directory.rmdir()
+
+    @staticmethod
+    def _kill(processes: list[OwnedProcess]) -> None:
+        deadline_s = time.monotonic() + DEATH_S
+        waiting = [process for process in processes if process.alive()]
+        for process in waiting:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        while waiting := [process for process in waiting if process.alive()]:
+            if time.monotonic() > deadline_s:
+                raise TestbedError(f"process {waiting[0].pid} of this testbed does not die; try again")
+            time.sleep(0.002)
+
+
+def root_directory() -> Path:
+    """Where run directories live."""
+    return Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT)
+
+
+def ledger_of(name: str) -> Ledger:
+    """The ledger of the testbed ``name``, which need not exist."""
+    if not NAME.fullmatch(name):
+        raise TestbedError(
+            f"{name!r} cannot name a testbed: use up to 40 of a-z, 0-9, '-', '_', '.', starting with a letter or digit"
+        )
+    directory = root_directory() / name
+    if len(os.fsencode(directory)) + 1 + LONGEST_SOCKET_NAME > MAX_SOCKET_PATH:
+        raise TestbedError(f"{directory} is too long for sockets below it: set {ROOT_VARIABLE} to a shorter path")
+    return Ledger(directory)
+
+
+def all_names() -> list[str]:
+    """The testbeds that have a run directory."""
+    try:
+        return sorted(path.name for path in root_directory().iterdir() if (path / LEDGER).exists())
+    except FileNotFoundError:
+        return []
+
+
+@contextlib.contextmanager
+def locked(ledger: Ledger, *, create: bool) -> Iterator[bool]:
+    """Hold the testbed for oneself; TestbedError if another command has it.
+
+    Yields whether the directory exists.  With ``create`` it always does.
+    """
+    _check_private(ledger.directory.parent, create=create)
+    while True:
+        if create:
+            with contextlib.suppress(FileExistsError):
+                ledger.directory.mkdir(mode=0o700)
+        try:
+            fd = os.open(ledger.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield False
+            return
+        except OSError as error:
+            raise TestbedError(f"{ledger.directory}: not a directory of ours ({error.strerror})") from error
+        try:
+            _check_owner(ledger.directory, os.fstat(fd))
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TestbedError(
+                    f"testbed {ledger.name!r} is being brought up or down by another command: wait for it to finish"
+                ) from None
+            if not _is_at(fd, ledger.directory):
+                continue  # the holder before us removed it: start over
+            _check_ours(ledger)
+            yield True
+            return
+        finally:
+            os.close(fd)
+
+
+def _check_ours(ledger: Ledger) -> None:
+    if not (ledger.directory / LEDGER).exists() and any(ledger.directory.iterdir()):
+        raise TestbedError(f"{ledger.directory} holds files of somebody else: choose another name or {ROOT_VARIABLE}")
+
+
+def _check_private(directory: Path, *, create: bool) -> None:
+    if create:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        _check_owner(directory, directory.lstat())
+    except FileNotFoundError:
+        return
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        raise TestbedError(f"{path} is not a directory (a link?): remove it or set {ROOT_VARIABLE}")
+    if status.st_uid != os.geteuid():
+        raise TestbedError(f"{path} belongs to user {status.st_uid}: set {ROOT_VARIABLE} to a directory of your own")
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _start_time(pid: int) -> int | None:
+    """When the process started, in ticks after boot; None if it is gone or a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = text.rpartition(")")[2].split()  # the command name before it may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _inside(spaces: list[Path]) -> list[OwnedProcess]:
+    """Every process whose network namespace is one of ours: an agent not yet recorded at a crash, a forgotten shell."""
+    ours = set()
+    for path in spaces:
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            if status.st_dev != path.parent.stat().st_dev:  # mounted: it is the namespace, not the file under it
+                ours.add((status.st_dev, status.st_ino))
+    found = []
+    for entry in os.scandir("/proc") if ours else ():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                status = os.stat(f"/proc/{entry.name}/ns/net")
+                started = _start_time(int(entry.name))
+                if (status.st_dev, status.st_ino) in ours and started is not None:
+                    found.append(OwnedProcess(pid=int(entry.name), started=started))
+    return found

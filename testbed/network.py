@@ -1,0 +1,243 @@
+"""A running emulated network: bring it up, use it from any process, change its links, take it down.
+
+    with Network.up(topology) as network:
+        agent = network.popen("s1", [sys.executable, "-m", "agents.main", ...], log=directory / "s1.log")
+        network.shape("s1-s2", "s1", Direction(rate_bps=1e8, delay_s=0.020))
+
+The network is not this object: it is namespaces and a relay process, which stay until ``down``.  Another process finds
+them by name with ``Network.attach``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from testbed import capabilities, verify
+from testbed.backends.base import Backend
+from testbed.backends.netns import INITIAL_WINDOW_PACKETS, NetnsBackend
+from testbed.errors import TestbedError
+from testbed.ledger import Ledger, ledger_of, locked
+from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
+from testbed.shaping.client import RelayShaper, start_relay
+from testbed.topology import Direction, Topology
+from testbed.wiring import Wiring, wire
+
+TOPOLOGY = "topology.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """What of a testbed is there and what is broken."""
+
+    name: str
+    up: bool  # everything is there and as the file says, but for changes asked for at run time
+    sandboxes: int
+    links: int
+    processes: int  # alive in sandboxes, started by us
+    dilation: float
+    changed: tuple[str, ...]  # directions shaped unlike the file
+    broken: tuple[str, ...]  # what is missing, worded for people
+
+
+class Network:
+    """One emulated network, brought up by this process or another."""
+
+    def __init__(self, ledger: Ledger, topology: Topology, *, initial_window: int = INITIAL_WINDOW_PACKETS) -> None:
+        """Use ``up`` or ``attach``."""
+        self.topology = topology
+        self.wiring: Wiring = wire(topology, ledger.name)
+        self.dilation = 1.0
+        self._ledger = ledger
+        self._backend: Backend = NetnsBackend(ledger, topology, initial_window=initial_window)
+        self._shaper = RelayShaper(ledger.directory)
+
+    @classmethod
+    def up(
+        cls,
+        topology: Topology,
+        *,
+        name: str | None = None,
+        seed: int = 0,
+        initial_window: int = INITIAL_WINDOW_PACKETS,
+    ) -> Self:
+        """Bring the network up, prove that TCP crosses every link, and leave nothing behind if it does not.
+
+        ``seed`` decides which packets are lost; ``initial_window`` is what TCP may send before the first
+        acknowledgement, in packets.
+        """
+        capabilities.require_netns()
+        ledger = ledger_of(name or topology.name)
+        with locked(ledger, create=True):
+            if ledger.entries():
+                state = "is already up" if ledger.complete else "was left half up or half down"
+                raise TestbedError(f"testbed {ledger.name!r} {state}: type `make down` first")
+            try:
+                return cls._build(ledger, topology, seed, initial_window)
+            except BaseException:
+                ledger.remove_everything()
+                raise
+
+    @classmethod
+    def attach(cls, name: str) -> Self:
+        """The running testbed of that name; TestbedError if there is none."""
+        ledger = ledger_of(name)
+        if not ledger.complete:
+            raise TestbedError(f"testbed {name!r} is not up: type `make testbed up` first")
+        topology = msgspec.json.decode((ledger.directory / TOPOLOGY).read_bytes(), type=Topology)
+        network = cls(ledger, topology)
+        if any(process.alive() for process in ledger.processes("relay")):
+            network.dilation = network._shaper.dilation
+        return network
+
+    @classmethod
+    def _build(cls, ledger: Ledger, topology: Topology, seed: int, initial_window: int) -> Self:
+        ledger.record({"kind": "begin", "topology": topology.name})
+        ledger.record_process("relay", start_relay(ledger.directory, seed=seed))
+        (ledger.directory / TOPOLOGY).write_bytes(msgspec.json.encode(topology))
+        network = cls(ledger, topology, initial_window=initial_window)
+        try:
+            network._backend.create(network.wiring)
+            network._shaper.plug(network._cables())
+            network._backend.connect(network.wiring)
+            verify.prove(network)
+            ledger.record({"kind": "up"})
+        except BaseException:
+            network.close()
+            raise
+        return network
+
+    @property
+    def name(self) -> str:
+        """The testbed's name."""
+        return self._ledger.name
+
+    @property
+    def directory(self) -> Path:
+        """Its run directory, for sockets and logs; readable by us only, gone after ``down``."""
+        return self._ledger.directory
+
+    def netns(self, node: str) -> Path:
+        """The path of the node's network namespace."""
+        return self._backend.sandbox(self.wiring.node(node)).netns
+
+    def popen(
+        self, node: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on a node, without privileges; its output is appended to ``log``."""
+        process = self._backend.sandbox(self.wiring.node(node)).popen(argv, log=log, env=env)
+        self._ledger.record_process("process", process.pid)
+        return process
+
+    def shape(self, link: str, source: str, direction: Direction) -> Direction:
+        """Put ``direction`` in force on ``link`` from ``source``, at once; returns what is applied.
+
+        Nothing else is touched, nothing queued is lost.  Under dilation, ``direction`` is what the emulated world sees.
+        """
+        return self._shaper.shape(self.topology.link(link).name, source, direction)
+
+    def shaping(self) -> dict[tuple[str, str], Direction]:
+        """What is in force, read back from the relay: (link, source) -> direction, as the emulated world sees it."""
+        return {(report.link, report.source): report.applied for report in self._shaper.report()}
+
+    def counters(self) -> tuple[DirectionReport, ...]:
+        """What every direction has carried and dropped since ``up``, and what waits in it now."""
+        return self._shaper.report()
+
+    def lateness(self) -> Lateness:
+        """How late packets were released since the last reset."""
+        return self._shaper.lateness()
+
+    def reset_lateness(self) -> None:
+        """Count lateness anew."""
+        self._shaper.lateness(reset=True)
+
+    def scale(self, dilation: float) -> None:
+        """Run every link ``dilation`` times slower in wall time: rates divided, delays and jitter multiplied."""
+        if not 0 < dilation < float("inf"):
+            raise TestbedError(f"dilation {dilation} is not a positive number")
+        self._shaper.dilate(dilation)
+        self.dilation = dilation
+
+    def status(self) -> Status:
+        """What is there and what is broken."""
+        broken = []
+        relay_alive = any(process.alive() for process in self._ledger.processes("relay"))
+        if not relay_alive:
+            broken.append("the relay process is gone, and every link with it")
+        for node in self.wiring.nodes:
+            path = self.netns(node.name)
+            if not (path.exists() and path.stat().st_dev != path.parent.stat().st_dev):
+                broken.append(f"the namespace of {node.name} is gone")
+        changed: list[str] = []
+        reports = self._shaper.report() if relay_alive else ()
+        wanted = {
+            (link.name, source): direction
+            for link in self.topology.links
+            for source, direction in ((link.a, link.forward), (link.b, link.backward))
+        }
+        for report in reports:
+            if wanted.pop((report.link, report.source)) != report.applied:
+                changed.append(f"{report.link} from {report.source}")
+        if relay_alive:
+            broken += [f"{link} from {source} is not shaped" for link, source in wanted]
+        return Status(
+            name=self.name,
+            up=not broken,
+            sandboxes=len(self.wiring.nodes),
+            links=len(self.wiring.cables),
+            processes=sum(process.alive() for process in self._ledger.processes("process")),
+            dilation=self.dilation,
+            changed=tuple(changed),
+            broken=tuple(broken),
+        )
+
+    def down(self) -> None:
+        """Remove the network and all processes in it, and nothing else."""
+        self.close()
+        down(self.name)
+
+    def close(self) -> None:
+        """Let go of the network, which stays up."""
+        self._shaper.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def _cables(self) -> list[CablePlan]:
+        plans = []
+        for link, cable in zip(self.topology.links, self.wiring.cables, strict=True):
+            a, b = (
+                CableEnd(node=end.node, netns=str(self.netns(end.node)), interface=end.name)
+                for end in (cable.a, cable.b)
+            )
+            plans.append(CablePlan(link=link.name, a=a, b=b, forward=link.forward, backward=link.backward))
+        return plans
+
+
+def down(name: str) -> bool:
+    """Remove the testbed of that name, in whatever state it is; whether there was one."""
+    ledger = ledger_of(name)
+    with locked(ledger, create=False) as exists:
+        if not exists:
+            return False
+        capabilities.require_netns()
+        relays = ledger.processes("relay")
+        ledger.remove_everything()
+    for relay in relays:  # ours to wait for only if this very process started it
+        with suppress(ChildProcessError):
+            os.waitpid(relay.pid, 0)
+    return True

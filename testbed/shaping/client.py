@@ -1,0 +1,118 @@
+"""The relay as seen by the process that gives it orders: start it, talk to it, notice when it is gone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from testbed.errors import TestbedError
+from testbed.shaping import protocol as wire
+from testbed.shaping.base import CablePlan, DirectionReport, Lateness
+from testbed.topology import Direction
+
+SOCKET = "relay.ipc"
+LOG = "relay.log"
+#: A relay that carries traffic at its ceiling still answers within this.
+ANSWER_S = 10.0
+
+
+def start_relay(directory: Path, *, seed: int) -> int:
+    """Start the relay process of the run directory and return its id; it outlives the caller."""
+    argv = [sys.executable, "-m", "testbed.shaping.relay", str(directory / SOCKET), str(seed)]
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return os.posix_spawn(
+        sys.executable,
+        argv,
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(directory / LOG), append, 0o600),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+class RelayShaper:
+    """A ``Shaper`` that asks the relay process.  Any thread may call; calls take turns."""
+
+    def __init__(self, directory: Path) -> None:
+        self._address = f"ipc://{directory / SOCKET}"
+        self._log = directory / LOG
+        self._context = zmq.Context()
+        self._socket = self._connect()
+        self._turn = threading.Lock()
+
+    def plug(self, cables: Sequence[CablePlan]) -> None:
+        """Create both interfaces of every cable and start shaping."""
+        self._ask(wire.Plug(cables=tuple(cables)))
+
+    def shape(self, link: str, source: str, direction: Direction) -> Direction:
+        """Put ``direction`` in force on one direction of ``link``; returns what is applied."""
+        reply = self._ask(wire.Shape(link=link, source=source, direction=direction))
+        if not isinstance(reply, wire.Applied):
+            raise TypeError(reply)
+        return reply.direction
+
+    def report(self) -> tuple[DirectionReport, ...]:
+        """Every direction, as the relay has it."""
+        return self._reported().directions
+
+    def lateness(self, *, reset: bool = False) -> Lateness:
+        """How late the relay has been since the last reset."""
+        reply = self._ask(wire.TellLateness(reset=reset))
+        if not isinstance(reply, wire.Late):
+            raise TypeError(reply)
+        return reply.lateness
+
+    def lead(self, lead_s: float) -> None:
+        """Make up for a fixed overhead of ``lead_s`` per direction."""
+        self._ask(wire.Lead(lead_s=lead_s))
+
+    def dilate(self, dilation: float) -> None:
+        """Run all links ``dilation`` times slower than what was and will be asked for."""
+        self._ask(wire.Dilate(dilation=dilation))
+
+    @property
+    def dilation(self) -> float:
+        """How many times slower all links run."""
+        return self._reported().dilation
+
+    def close(self) -> None:
+        """Stop talking to the relay, which goes on."""
+        self._socket.close()
+        self._context.term()
+
+    def _reported(self) -> wire.Reported:
+        reply = self._ask(wire.Report())
+        if not isinstance(reply, wire.Reported):
+            raise TypeError(reply)
+        return reply
+
+    def _connect(self) -> zmq.Socket[bytes]:
+        connected = self._context.socket(zmq.REQ)
+        connected.setsockopt(zmq.LINGER, 0)
+        connected.setsockopt(zmq.RCVTIMEO, int(ANSWER_S * 1000))
+        connected.setsockopt(zmq.RECONNECT_IVL, 5)  # the relay may still be starting
+        connected.connect(self._address)
+        return connected
+
+    def _ask(self, request: wire.Request) -> wire.Reply:
+        with self._turn:
+            self._socket.send(wire.encode(request))
+            try:
+                reply = wire.decode_reply(self._socket.recv())
+            except zmq.Again:
+                self._socket.close()
+                self._socket = self._connect()
+                raise TestbedError(
+                    f"the relay does not answer: the links are gone (see {self._log}); type `make down`, then up again"
+                ) from None
+        if isinstance(reply, wire.Failed):
+            raise TestbedError(f"the relay refused: {reply.reason}")
+        return reply
