@@ -96,8 +96,10 @@ class Number:
 
     def read(self, node: yaml.Node, path: str, report: Report) -> float | None:
         """See ``Kind``."""
-        if not isinstance(node, yaml.ScalarNode) or not re.fullmatch(f"[+-]?{units.NUMBER}", node.value, re.ASCII):
-            report.add(position(node), path, f"expected a number, found {found(node)}")
+        # Only what every YAML reader takes for the same number: 010 is eight to some of them, "1" is a text.
+        plain = rf"[+-]?(?!0[0-9]){units.NUMBER}"
+        if node.tag not in (f"{_TAG}int", f"{_TAG}float") or not re.fullmatch(plain, node.value, re.ASCII):
+            report.add(position(node), path, f"expected a plain decimal number, found {found(node)}")
             return None
         value = float(node.value)
         if not self.least <= value <= self.most:
