@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis import style
 from analysis.bootstrap import Estimate
@@ -56,11 +56,10 @@ def latency_cdf(comparison: Comparison) -> Figure:
         fontsize=8.5,
     )
     if wide(comparison):
-        axes.set_xscale("log")
-        _plain_numbers(axes)
+        plain_log(axes, "x")
     else:
         axes.set_xlim(left=0)
-    axes.set_ylim(0, 100)
+    axes.set_ylim(0, 101)
     axes.set_xlabel("latency (ms, emulated)")
     axes.set_ylabel("requests answered (% of sent)")
     style.grid(axes)
@@ -233,11 +232,12 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 100 // (widest + 8))))
 
 
-def _plain_numbers(axes: Axes) -> None:
-    """Write 20, 50, 100 at a logarithmic axis instead of powers of ten."""
-    low, high = axes.get_xlim()
-    steps = (1, 2, 5) if high / low < 2000 else (1,)
-    ticks = [step * 10.0**power for power in range(-3, 8) for step in steps]
-    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.xaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
+def plain_log(axes: Axes, which: str) -> None:
+    """A logarithmic axis, ``x`` or ``y``, that reads 20, 50, 100 instead of powers of ten."""
+    axis, scale = (axes.xaxis, axes.set_xscale) if which == "x" else (axes.yaxis, axes.set_yscale)
+    scale("log")
+    low, high = axis.get_view_interval()
+    steps = (1, 2, 5) if high / low < 500 else (1,)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

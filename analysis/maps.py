@@ -19,14 +19,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle
 
 from analysis import style
-from analysis.events import Span, end_s, hit_links, spans
-from analysis.figures import wide
+from analysis.events import SAME_TIME_S, Span, end_s, hit_links, spans
+from analysis.figures import plain_log, wide
 from analysis.load import Comparison, Run
 from analysis.metrics import device_busy
 from analysis.text import quantity
 from testbed.topology import Link, Topology
 
 MEDIAN_REQUESTS = 25  # length of the rolling median at most
+TURN = 0.4  # radians by which a metro is turned, so that no three nodes stand in one line
 NAMED_LINKS = 6  # rate lines that get a name of their own
 
 Point = tuple[float, float]
@@ -35,8 +36,8 @@ Point = tuple[float, float]
 def time_line(comparison: Comparison) -> Figure:
     """How does latency react while links are disturbed, and when does it recover?
 
-    Points are requests at their planned arrival, lines the rolling median.  Below: the rate in force of the links
-    that were hit, as the first run saw it.
+    Points are requests at their planned arrival, lines the rolling median, centred and therefore a little early.
+    Below: the rate in force of the links that were hit, as the first run saw it.
     """
     first = comparison.runs[0]
     hit = hit_links(first)
@@ -65,8 +66,7 @@ def time_line(comparison: Comparison) -> Figure:
         label = f"{framework} (n = {len(done)})"
         axes.plot(at, median, color=look.color, linestyle=look.dashes, label=label)
     if wide(comparison):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+        plain_log(axes, "y")
     else:
         axes.set_ylim(bottom=0)
     axes.set_ylabel("latency (ms, emulated)")
@@ -75,11 +75,12 @@ def time_line(comparison: Comparison) -> Figure:
     for panel in grid:
         for span in found:
             _shade(panel, span)
-    _label_spans(axes, found)
+    until_s = max(end_s(run) for run in comparison.runs) or 1.0
+    _label_spans(axes, found, until_s)
     if hit:
         _rates(grid[1], first, hit)
     grid[-1].set_xlabel("planned arrival (s, emulated)")
-    grid[-1].set_xlim(0, max(end_s(run) for run in comparison.runs) or 1)
+    grid[-1].set_xlim(0, until_s)
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 4)))
     return figure
@@ -129,7 +130,7 @@ def topology_picture(topology: Topology) -> Figure:
         zip(topology.links, delays, rates, strict=True), key=lambda entry: -entry[1]
     ):  # near links on top: they are short and would vanish under the others
         (x0, y0), (x1, y1) = places[link.a], places[link.b]
-        axes.plot((x0, x1), (y0, y1), color=colors(norm(delay)), linewidth=_width(rate), zorder=1, alpha=0.9)
+        axes.plot((x0, x1), (y0, y1), color=colors(norm(delay)), linewidth=_width(rate, rates), zorder=1, alpha=0.9)
     for node in topology.nodes:
         x, y = places[node.name]
         shape = "o" if node.kind == "server" else "s"
@@ -142,7 +143,7 @@ def topology_picture(topology: Topology) -> Figure:
     figure.colorbar(scale, ax=axes, label="one-way delay (ms)", shrink=0.6, pad=0.02)
     if rates:
         samples = sorted({min(rates), float(np.median(rates)), max(rates)})
-        handles = [Line2D([], [], color=style.MUTED, linewidth=_width(rate)) for rate in samples]
+        handles = [Line2D([], [], color=style.MUTED, linewidth=_width(rate, rates)) for rate in samples]
         labels = [quantity(rate, "bit/s") for rate in samples]
         title = f"link rate (n = {len(rates)} links)"
         figure.legend(handles, labels, title=title, loc="outside lower center", ncols=len(samples))
@@ -156,15 +157,17 @@ def _shade(axes: Axes, span: Span) -> None:
         axes.axvline(span.start_s, color=style.LIMIT, linewidth=1, linestyle=":", zorder=0)
 
 
-def _label_spans(axes: Axes, found: Sequence[Span]) -> None:
+def _label_spans(axes: Axes, found: Sequence[Span], until_s: float) -> None:
     """Labels above the panel, each on a line of its own, so that spans close in time cannot collide."""
     shown = list(found[:4])
     for line, span in enumerate(reversed(shown)):
+        late = span.start_s > 0.6 * until_s
         axes.annotate(
             span.label if len(span.label) < 60 else span.label[:57] + "...",
-            (span.start_s, 1.0),
+            (span.end_s if late else span.start_s, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 3 + 11 * line),
+            ha="right" if late else "left",
             textcoords="offset points",
             fontsize=8.5,
             color=style.LIMIT,
@@ -176,22 +179,37 @@ def _label_spans(axes: Axes, found: Sequence[Span]) -> None:
 def _rates(axes: Axes, run: Run, hit: Sequence[str]) -> None:
     named = hit[:NAMED_LINKS]
     for index, link in enumerate(named):
-        samples = run.links.filter(pl.col("link") == link)
-        one_way = samples.group_by("t_s", maintain_order=True).agg(pl.col("rate_bps").min()).sort("t_s")
+        at, rate_bps = _rate_steps(run, link)
         axes.step(
-            one_way["t_s"].to_numpy(),
-            one_way["rate_bps"].to_numpy() / 1e6,
-            where="pre",
+            at,
+            np.array(rate_bps) / 1e6,
+            where="post",
             color=style.LINK_COLORS[index % len(style.LINK_COLORS)],
-            linewidth=1.3,
+            linewidth=1.2 + 4 * (len(named) - 1 - index) / len(named),  # equal rates stay visible under one another
             label=link,
         )
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.margins(y=0.15)
+    plain_log(axes, "y")
     axes.set_ylabel("rate (Mbit/s)")
     more = f"\n+ {len(hit) - len(named)} more" if len(hit) > len(named) else ""
     axes.legend(title=f"links hit{more}", loc="center left", bbox_to_anchor=(1.0, 0.5), title_fontsize=8.5)
     style.grid(axes, "y")
+
+
+def _rate_steps(run: Run, link: str) -> tuple[list[float], list[float]]:
+    """When the slower direction of a link took which rate.  Samples see a change late; its event knows the moment."""
+    samples = run.links.filter(pl.col("link") == link).group_by("t_s").agg(pl.col("rate_bps").min()).sort("t_s")
+    moments = run.events.filter(pl.col("link") == link)["actual_s"].to_list()
+    at: list[float] = []
+    rates: list[float] = []
+    before = 0.0
+    for t, rate in samples.iter_rows():
+        changed = bool(rates) and rate != rates[-1]
+        cause = [moment for moment in moments if before - SAME_TIME_S <= moment <= t + SAME_TIME_S]
+        at.append(cause[-1] if changed and cause else t)
+        rates.append(rate)
+        before = t
+    return at, rates
 
 
 def _places(topology: Topology) -> tuple[dict[str, Point], dict[str, tuple[Point, float]]]:
@@ -206,7 +224,7 @@ def _places(topology: Topology) -> tuple[dict[str, Point], dict[str, tuple[Point
         center = (0.0, 0.0) if len(members) == 1 else (cos(angle), sin(angle))
         around = 0.38 if 1 < len(members) <= 4 else 0.9 if len(members) == 1 else 0.9 * sin(pi / len(members)) * 0.7
         for place, name in enumerate(names):
-            turn = angle + pi + 2 * pi * (place + 0.5) / len(names)
+            turn = angle + pi + TURN + 2 * pi * (place + 0.5) / len(names)
             reach = around if len(names) > 1 else 0.0
             places[name] = (center[0] + reach * cos(turn), center[1] + reach * sin(turn))
         if metro:
@@ -227,6 +245,7 @@ def _delay_s(link: Link) -> float:
     return (link.forward.delay_s + link.backward.delay_s) / 2
 
 
-def _width(rate_bps: float) -> float:
-    """Line width in points: one more for every doubling or so, from 10 Mbit/s up."""
-    return max(0.5, min(6.0, 0.5 + 1.7 * (log10(max(rate_bps, 1.0)) - 7.5)))
+def _width(rate_bps: float, rates: Sequence[float]) -> float:
+    """Line width in points, by the logarithm of the rate between the slowest and the fastest link."""
+    low, high = log10(min(rates)), log10(max(rates))
+    return 0.8 + 4.2 * ((log10(rate_bps) - low) / (high - low) if high > low else 0.5)
