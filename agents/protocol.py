@@ -50,6 +50,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.cluster import Cluster
+from agents.models.quantize import FULL as FULL
 from testbed.errors import TestbedError
 
 VERSION = 1
@@ -69,8 +70,6 @@ MAX_ENVELOPE_BYTES = 4 * 2**20
 MAX_MESSAGE_BYTES = 256 * 2**20
 
 TOKEN_ID_BYTES = 4
-#: The precision without loss; every model has it.
-FULL = "full"
 
 Array = NDArray[Any]
 RequestKind = Literal["score", "generate"]
@@ -141,7 +140,7 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True, tag="advance"):
 
     ticket: Ticket
     layer: int
-    parts: list[str]  # servers whose Result is due at the receiver
+    parts: list[str]  # servers whose Result is due at the receiver; none: the residual is complete
     record: LayerRecord
 
 
@@ -211,7 +210,11 @@ class ArraySpec:
 
 ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Enter: (ArraySpec("tokens", "<i4", 1),),
-    Advance: (ArraySpec("residual", "<f4", 2), ArraySpec("own_sum", "<i8", 2)),  # own_sum: (0, width) without own experts
+    Advance: (
+        ArraySpec("tokens", "<i4", 1),
+        ArraySpec("residual", "<f4", 2),  # (tokens, width)
+        ArraySpec("own_sum", "<i8", 2),  # of the sender's own experts; (0, width) if it ran none or added them already
+    ),
     Execute: (
         ArraySpec("hidden", "<f4", 2),  # (tokens sent, width)
         ArraySpec("rows", "<i4", 1),  # their positions in the pass
@@ -265,9 +268,7 @@ def encode(message: Message) -> list[bytes | memoryview]:
         frames.append(np.ascontiguousarray(array).tobytes())
         real_bytes += array.nbytes
     shapes = [list(array.shape) for array in message.arrays]
-    frames[1] = _encoder.encode(
-        _Envelope(message.source, message.sent_s, message.size_bytes, shapes, message.body)
-    )
+    frames[1] = _encoder.encode(_Envelope(message.source, message.sent_s, message.size_bytes, shapes, message.body))
     missing_bytes = message.size_bytes - real_bytes - len(frames[1])
     while missing_bytes > 0:
         frames.append(_zeros[: min(missing_bytes, len(_zeros))])

@@ -2,8 +2,8 @@
 
 A replica placed in fast memory stays there.  A replica placed in slow memory is loaded before it runs; what fast memory
 the placement leaves free is a cache of loaded experts (least recently used goes first).  Calls that need the same load
-share it, and an expert in use cannot be evicted.  Where the cache is too small for even one expert, experts are streamed
-through and kept by nobody.
+share it, and an expert in use cannot be evicted.  Where the cache is too small for even one expert, experts are
+streamed through and kept by nobody.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ExpertStore:
             )
         if slow_bytes > device.slow_bytes:
             raise PlacementError(
-                f"the placement puts {slow_bytes / 1e9:.1f} GB of experts into slow memory of {device.slow_bytes / 1e9:.0f} GB"
+                f"the placement puts {slow_bytes / 1e9:.1f} GB of experts into slow memory; "
+                f"there are {device.slow_bytes / 1e9:.0f} GB"
             )
         self._cache_bytes = int(FAST_SHARE * device.fast_bytes) - fast_bytes
         self._cached: OrderedDict[Key, int] = OrderedDict()  # key -> bytes, oldest first
@@ -69,12 +70,15 @@ class ExpertStore:
         layer, expert, precision = key
         raise PlacementError(f"expert {expert} of layer {layer} in precision {precision} has no replica on this server")
 
-    async def acquire(self, key: Key, *, ready_s: float) -> float:
-        """Bring an expert into fast memory and hold it there; returns when (emulated) it was there."""
+    def hold(self, key: Key) -> None:
+        """Keep an expert from being evicted until ``release``; PlacementError if it is not on this server."""
+        if self.is_fast(key) and key in self._cached:
+            self._cached.move_to_end(key)
         self._in_use[key] = self._in_use.get(key, 0) + 1
+
+    async def fetch(self, key: Key, *, ready_s: float) -> float:
+        """Bring a held expert into fast memory; returns when (emulated) it was there."""
         if self.is_fast(key):
-            if key in self._cached:
-                self._cached.move_to_end(key)
             return ready_s
         if key not in self._loading:
             self._loading[key] = asyncio.ensure_future(self._load(key, ready_s))
@@ -98,7 +102,7 @@ class ExpertStore:
         return finish_s
 
     def _shrink(self, wanted_bytes: int) -> None:
-        """Evict the least recently used experts that nobody holds until ``wanted_bytes`` more fit, if that is possible."""
+        """Evict the least recently used experts that nobody holds until ``wanted_bytes`` more fit, if possible."""
         used_bytes = sum(self._cached.values())
         for key in list(self._cached):
             if used_bytes + wanted_bytes <= self._cache_bytes:

@@ -65,7 +65,8 @@ class Telemetry:
     def __init__(self, cluster: Cluster, server: str, *, now_s: float) -> None:
         self._cluster = cluster
         self._names = cluster.names
-        self._me = cluster.index(server)
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self._me = self._places[server]
         self._peers = {name: _Peer(heard_s=now_s) for name in self._names if name != server}
         self._lost: set[str] = set()
         self._paths: dict[tuple[int, int], _Path] = {}
@@ -77,7 +78,7 @@ class Telemetry:
             return
         peer.heard_s = now_s
         self._lost.discard(message.source)
-        source = self._cluster.index(message.source)
+        source = self._places[message.source]
         transit_s = max(1e-6, now_s - message.sent_s)
         path = self._path(source, self._me, now_s)
         delay_s, rate_bps = path.aged(now_s)
@@ -94,8 +95,8 @@ class Telemetry:
             state = message.body
             peer.backlog_s, peer.wait_s, peer.load_backlog_s = state.backlog_s, state.wait_s, state.load_backlog_s
             for row in state.links:
-                if row.source in self._names:
-                    other = self._path(self._cluster.index(row.source), source, now_s)
+                if row.source in self._places:
+                    other = self._path(self._places[row.source], source, now_s)
                     other.delay_s, other.rate_bps, other.updated_s = row.delay_s, row.rate_bps, now_s
 
     def tick(self, *, now_s: float) -> list[str]:
@@ -122,11 +123,12 @@ class Telemetry:
         peer = self._peers[name]
         return peer.backlog_s, peer.wait_s, peer.load_backlog_s
 
-    def path(self, source: int, target: int, *, now_s: float) -> tuple[float, float]:
-        """Delay (s) and rate (bit/s) of the path between two servers given by position, as estimated now."""
-        known = self._paths.get((source, target))
+    def path(self, source: str, target: str, *, now_s: float) -> tuple[float, float]:
+        """Delay (s) and rate (bit/s) of the path between two servers, as estimated now."""
+        ends = self._places[source], self._places[target]
+        known = self._paths.get(ends)
         if known is None:
-            return self._cluster.delay_s[source][target], self._cluster.rate_bps[source][target]
+            return self._cluster.delay_s[ends[0]][ends[1]], self._cluster.rate_bps[ends[0]][ends[1]]
         return known.aged(now_s)
 
     def own_rows(self, *, now_s: float) -> list[LinkEstimate]:

@@ -60,7 +60,7 @@ class ZmqTransport:
         self._inbox.set(zmq.RCVHWM, SEND_HIGH_WATER_MARK)
         self._inbox.set(zmq.MAXMSGSIZE, MAX_ARRAY_BYTES)
         self._inbox.bind(endpoint)
-        self._fd = self._inbox.get(zmq.FD)
+        self._fd = int(self._inbox.get(zmq.FD))
         loop.add_reader(self._fd, self._drain)
 
     def connect(self, endpoints: Mapping[str, str]) -> None:

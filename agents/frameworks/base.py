@@ -30,7 +30,8 @@ from agents.frameworks.cost import dense_s, expert_s
 from agents.frameworks.placements import spread
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
-from agents.protocol import FULL, Placement, Replica, RequestKind
+from agents.models.quantize import FULL
+from agents.protocol import Placement, Replica, RequestKind
 from testbed.topology import BITS_PER_BYTE
 
 

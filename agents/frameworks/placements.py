@@ -8,7 +8,8 @@ from agents.cluster import Cluster
 from agents.errors import FrameworkError
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
-from agents.protocol import FULL, Placement, Replica
+from agents.models.quantize import FULL
+from agents.protocol import Placement, Replica
 from agents.store import FAST_SHARE
 
 

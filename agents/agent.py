@@ -1,0 +1,318 @@
+"""One server's agent: takes commands, keeps the run's parts together, gossips, samples.
+
+The agent is the same on real packets and in virtual time; ``agents.main`` and the simulator only give it a clock, a
+transport and somewhere to report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from agents.clock import Clock
+from agents.engine import Engine
+from agents.frameworks.base import View
+from agents.frameworks.registry import create
+from agents.home import Home
+from agents.models.calibrate import Calibration
+from agents.models.profile import ModelProfile
+from agents.models.twin import Twin
+from agents.protocol import (
+    GOSSIP_INTERVAL_S,
+    Answer,
+    Array,
+    Body,
+    Collect,
+    Collected,
+    Command,
+    Configure,
+    Failed,
+    Fidelity,
+    Message,
+    Ping,
+    Ready,
+    Refused,
+    Report,
+    Sample,
+    State,
+    Stop,
+    Submit,
+)
+from agents.store import ExpertStore
+from agents.telemetry import Telemetry
+from agents.transport import Transport
+from testbed.errors import TestbedError
+
+SAMPLE_EVERY = 2  # gossip rounds
+
+
+class RunClock(Clock, Protocol):
+    """A clock that can begin a new run."""
+
+    def rebase(self, *, origin_s: float, dilation: float) -> None:
+        """Emulated zero is ``origin_s``; ``dilation`` wall seconds pass per emulated second."""
+        ...
+
+
+class ConnectableTransport(Transport, Protocol):
+    """A transport that learns where its peers are."""
+
+    def connect(self, endpoints: Mapping[str, str]) -> None:
+        """Reach these peers from now on."""
+        ...
+
+
+class _Live:
+    """The live state as the frameworks see it from one server."""
+
+    def __init__(self, server: str, clock: Clock, telemetry: Telemetry, engine: Callable[[], Engine | None]) -> None:
+        self._server = server
+        self._clock = clock
+        self._telemetry = telemetry
+        self._engine = engine
+        self.store: ExpertStore | None = None
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    def alive(self, server: str) -> bool:
+        return self._telemetry.alive(server)
+
+    def load(self, server: str) -> tuple[float, float, float]:
+        if server != self._server:
+            return self._telemetry.peer_state(server)
+        engine, store = self._engine(), self.store
+        if engine is None or store is None:
+            return 0.0, 0.0, 0.0
+        return engine.lane.backlog_s(), engine.lane.wait_s, store.loader.backlog_s()
+
+    def path(self, source: str, target: str) -> tuple[float, float]:
+        return self._telemetry.path(source, target, now_s=self._clock.now_s())
+
+
+class _Run:
+    """Everything that lives as long as one run."""
+
+    def __init__(self, agent: Agent, command: Configure) -> None:
+        self.command = command
+        self.server = agent.server
+        clock, server = agent.clock, agent.server
+        device = command.cluster.servers[command.cluster.index(server)].device
+        self.telemetry = Telemetry(command.cluster, server, now_s=clock.now_s())
+        live = _Live(server, clock, self.telemetry, lambda: self.engine)
+        self.engine: Engine | None = None
+        framework = create(command.framework, command.framework_options)
+        view = View(
+            server=server,
+            cluster=command.cluster,
+            profile=agent.profile,
+            calibration=agent.calibration,
+            placement=command.placement,
+            live=live,
+        )
+        self.store = live.store = ExpertStore(
+            replicas=[copy for copy in command.placement.replicas if copy.server == server],
+            device=device,
+            expert_bytes=agent.profile.expert_bytes,
+            clock=clock,
+        )
+        self.engine = engine = Engine(
+            server=server,
+            device=device,
+            clock=clock,
+            transport=agent.transport,
+            twin=agent.twin,
+            store=self.store,
+            framework=framework,
+            view=view,
+            quality_budget=command.quality_budget,
+            deliver=agent.deliver,
+        )
+        self.home = Home(
+            server=server,
+            clock=clock,
+            transport=agent.transport,
+            framework=framework,
+            view=view,
+            begin=lambda ticket, tokens, ready_s: engine.enter(ticket, tokens, ready_s=ready_s),
+            report=agent.report,
+        )
+        framework.begin(view)
+        self._warm_up(agent.twin)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def _warm_up(self, twin: Twin) -> None:
+        """Prepare the weights of every copy held here, so that the first request does not pay for it."""
+        nothing = np.zeros((1, twin.spec.width), dtype=np.float32)
+        for copy in self.command.placement.replicas:
+            if copy.server == self.server:
+                twin.expert(copy.layer, copy.expert, copy.precision, nothing)
+
+    @property
+    def passes(self) -> Engine:
+        """The engine, which exists once the run is made."""
+        if self.engine is None:
+            raise RuntimeError("the run is not made yet")
+        return self.engine
+
+    def close(self) -> None:
+        self.passes.close()
+        for task in self.tasks:
+            task.cancel()
+
+
+class Agent:
+    """The agent of one server."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        clock: RunClock,
+        transport: ConnectableTransport,
+        twin: Twin,
+        profile: ModelProfile,
+        calibration: Calibration,
+        report: Callable[[Report], None],
+        rss_bytes: Callable[[], int],
+        stop: Callable[[], None],
+    ) -> None:
+        self.server = server
+        self.clock = clock
+        self.transport = transport
+        self.twin = twin
+        self.profile = profile
+        self.calibration = calibration
+        self.report = report
+        self._rss_bytes = rss_bytes
+        self._stop = stop
+        self._run: _Run | None = None
+
+    # --- management plane -------------------------------------------------------------------------------------------
+
+    def command(self, command: Command) -> None:
+        """Do what the orchestrator says."""
+        match command:
+            case Configure():
+                self._configure(command)
+            case Submit():
+                if self._run is None:
+                    self.report(Refused(server=self.server, reason="a request came before the run was configured"))
+                    return
+                self._spawn(self._run, self._run.home.submit(command))
+            case Collect():
+                self._collect()
+            case Stop():
+                self.close()
+                self._stop()
+            case Ping():
+                pass
+
+    def close(self) -> None:
+        """End the run under way, if there is one."""
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+    def _configure(self, command: Configure) -> None:
+        self.close()
+        self.clock.rebase(origin_s=command.origin_s, dilation=command.dilation)
+        try:
+            run = _Run(self, command)
+        except TestbedError as error:
+            self.report(Refused(server=self.server, reason=str(error)))
+            return
+        self.transport.connect({name: endpoint for name, endpoint in command.addresses.items() if name != self.server})
+        self._run = run
+        self._spawn(run, self._gossip(run))
+        self.report(Ready(server=self.server, run_id=command.run_id))
+
+    def _collect(self) -> None:
+        run = self._run
+        if run is None:
+            self.report(Refused(server=self.server, reason="there is no run to collect"))
+            return
+        lane, loader = run.passes.lane, run.store.loader
+        late_s = np.array([*lane.lateness_s, *loader.lateness_s] or [0.0])
+        fidelity = Fidelity(
+            jobs=lane.jobs,
+            overruns=lane.overruns,
+            overrun_s=lane.overrun_s,
+            busy_s=lane.busy_s,
+            lag_p50_s=float(np.quantile(late_s, 0.5)),
+            lag_p99_s=float(np.quantile(late_s, 0.99)),
+            lag_max_s=float(late_s.max()),
+            dropped_messages=self.transport.dropped,
+        )
+        self.report(Collected(server=self.server, layers=run.passes.records, fidelity=fidelity))
+        self.close()
+
+    # --- data plane ---------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        """A message of another agent arrived."""
+        run = self._run
+        if run is None:
+            return  # a straggler of a run that has ended
+        run.telemetry.received(message, now_s=self.clock.now_s())
+        if not isinstance(message.body, State):
+            run.passes.receive(message)
+
+    def deliver(self, body: Body, arrays: tuple[Array, ...]) -> None:
+        """A pass of a request whose home is here has ended."""
+        if self._run is None:
+            return
+        if isinstance(body, Answer):
+            self._run.home.answered(body, *arrays)
+        elif isinstance(body, Failed):
+            self._run.home.failed(body)
+
+    # --- upkeep -------------------------------------------------------------------------------------------------------
+
+    async def _gossip(self, run: _Run) -> None:
+        """Tell the others how it is here, notice who is silent, sample, and sweep what has expired."""
+        peers = [name for name in run.command.addresses if name != self.server]
+        round_number = 0
+        # Servers take turns within the interval, so that gossip does not arrive in bursts.
+        turn = run.command.cluster.index(self.server) / len(run.command.cluster.servers)
+        next_s = self.clock.now_s() + turn * GOSSIP_INTERVAL_S
+        while True:
+            await self.clock.sleep_until_s(next_s)
+            now_s = self.clock.now_s()
+            next_s += GOSSIP_INTERVAL_S
+            lane, loader = run.passes.lane, run.store.loader
+            state = State(
+                backlog_s=lane.backlog_s(),
+                wait_s=lane.wait_s,
+                load_backlog_s=loader.backlog_s(),
+                links=run.telemetry.own_rows(now_s=now_s),
+            )
+            for peer in peers:
+                self.transport.send(
+                    peer, Message(source=self.server, sent_s=self.clock.now_s(), size_bytes=0, body=state)
+                )
+            if run.telemetry.tick(now_s=now_s):
+                run.passes.peers_lost(run.telemetry.lost)
+            run.home.expire()
+            run.passes.forget_expired()
+            round_number += 1
+            if round_number % SAMPLE_EVERY == 0:
+                self.report(
+                    Sample(
+                        server=self.server,
+                        t_s=now_s,
+                        device_busy=lane.busy_share(),
+                        loader_busy=loader.busy_share(),
+                        backlog_s=state.backlog_s,
+                        rss_bytes=self._rss_bytes(),
+                        lost_peers=sorted(run.telemetry.lost),
+                    )
+                )
+
+    def _spawn(self, run: _Run, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        run.tasks.add(task)
+        task.add_done_callback(run.tasks.discard)

@@ -1,0 +1,430 @@
+"""How a pass flows through the layers on one server (design: ``agents.protocol``).
+
+These coroutines await two seams only, clock and transport, so the same code runs on real packets and in virtual time.
+The engine knows passes, not requests: what a home server does with a pass's answer is ``agents.home``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+
+from agents.clock import Clock
+from agents.device import SerialLane
+from agents.errors import FrameworkError
+from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, View
+from agents.frameworks.cost import head_s
+from agents.gather import Gather, Residual
+from agents.models.reference import digest, next_token_nll
+from agents.models.twin import KeyValueCache, Twin, contribution, finish
+from agents.protocol import (
+    TOKEN_ID_BYTES,
+    Advance,
+    Answer,
+    Array,
+    Body,
+    Enter,
+    Execute,
+    ExpertCall,
+    Failed,
+    LayerRecord,
+    Message,
+    Result,
+    Ticket,
+)
+from agents.routing import Batch, Routed, by_server, check_plan
+from agents.store import ExpertStore
+from agents.transport import Transport
+from testbed.errors import TestbedError
+from testbed.topology import Device
+
+#: An early Result whose pass never shows up is forgotten after this long (emulated seconds).
+FORGET_AFTER_S = 60.0
+
+
+class Engine:
+    """The passes that are under way on one server."""
+
+    def __init__(
+        self,
+        *,
+        server: str,
+        device: Device,
+        clock: Clock,
+        transport: Transport,
+        twin: Twin,
+        store: ExpertStore,
+        framework: Framework,
+        view: View,
+        quality_budget: float,
+        deliver: Callable[[Body, tuple[Array, ...]], None],
+    ) -> None:
+        """``deliver`` takes answers and failures of passes whose home is this server."""
+        self._server = server
+        self._device = device
+        self._clock = clock
+        self._transport = transport
+        self._twin = twin
+        self._store = store
+        self._framework = framework
+        self._view = view
+        self._quality_budget = quality_budget
+        self._deliver = deliver
+        self._profile = view.profile
+        self._layers = self._profile.layers
+        self._servers = view.cluster.names
+        self._replicas = frozenset(
+            (copy.layer, copy.expert, copy.server, copy.precision) for copy in view.placement.replicas
+        )
+        self._gathers: dict[tuple[int, int, int], Gather] = {}
+        self._caches: dict[int, tuple[float, dict[int, KeyValueCache]]] = {}  # request -> deadline, layer -> cache
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.lane = SerialLane(clock)
+        self.records: list[LayerRecord] = []
+
+    # --- messages in ------------------------------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        """Act on a message of the data plane (gossip is not the engine's)."""
+        body, now_s = message.body, self._clock.now_s()
+        match body:
+            case Enter(ticket=ticket):
+                (tokens,) = message.arrays
+                self.enter(ticket, tokens, ready_s=now_s)
+            case Advance(ticket=ticket, record=record, parts=parts):
+                tokens, stream, own = message.arrays
+                total = own if len(own) else np.zeros(stream.shape, dtype=np.int64)
+                self._arrived(
+                    Residual(
+                        ticket=ticket,
+                        record=record,
+                        tokens=tokens,
+                        stream=stream,
+                        total=total,
+                        parts=frozenset(parts),
+                        ready_s=now_s,
+                    )
+                )
+            case Execute():
+                self._spawn(self._execute(body, message.arrays, now_s), body.home, body.request, body.step)
+            case Result(request=request, step=step, layer=layer, loaded=loaded):
+                rows, total = message.arrays
+                gather = self._gather((request, step, layer))
+                gather.add(message.source, rows, total, loaded)
+                self._go_on_if_complete((request, step, layer), now_s)
+            case Answer() | Failed():
+                self._deliver(body, message.arrays)
+            case _:
+                raise FrameworkError(f"{type(body).__name__} is not a message of the engine")
+
+    def enter(self, ticket: Ticket, tokens: Array, *, ready_s: float) -> None:
+        """Begin a pass here: this server is a(0)."""
+        stream = self._twin.embed(tokens)
+        if ticket.step == 0:
+            ticket.path.append(self._server)
+        self._spawn(self._from_layer(ticket, 0, tokens, stream, ready_s), ticket.home, ticket.request, ticket.step)
+
+    # --- upkeep -----------------------------------------------------------------------------------------------------
+
+    def peers_lost(self, servers: frozenset[str]) -> None:
+        """Passes that wait for a lost server cannot go on."""
+        for key, gather in list(self._gathers.items()):
+            missing = gather.waits_for(servers)
+            if missing is not None and gather.residual is not None:
+                del self._gathers[key]
+                ticket = gather.residual.ticket
+                self._fail(ticket.home, ticket.request, ticket.step, f"server {missing} was lost in layer {key[2]}")
+
+    def forget_expired(self) -> None:
+        """Drop what belongs to passes that ended elsewhere."""
+        now_s = self._clock.now_s()
+        for key, gather in list(self._gathers.items()):
+            deadline_s = gather.residual.ticket.deadline_s if gather.residual else gather.created_s + FORGET_AFTER_S
+            if now_s > deadline_s:
+                del self._gathers[key]
+        for request, (deadline_s, _) in list(self._caches.items()):
+            if now_s > deadline_s:
+                del self._caches[request]
+
+    def close(self) -> None:
+        """Cancel everything under way."""
+        for task in self._tasks:
+            task.cancel()
+
+    # --- the flow through the layers ----------------------------------------------------------------------------------
+
+    async def _from_layer(self, ticket: Ticket, layer: int, tokens: Array, stream: Array, ready_s: float) -> None:
+        """Run layers here, from ``layer`` on, until the pass moves away, waits for results, or is answered."""
+        while layer < self._layers:
+            record = LayerRecord(
+                request=ticket.request, step=ticket.step, layer=layer, server=self._server, start_s=ready_s
+            )
+            stream, routed, hidden, ready_s = await self._dense(ticket, layer, stream, ready_s)
+            record.dense_s = ready_s - record.start_s
+            plan = self._plan(ticket, layer, len(tokens), routed)
+            groups = by_server(plan.choices)
+            self._account(ticket, record, plan, routed)
+            total = np.zeros(stream.shape, dtype=np.int64)
+            own = groups.pop(self._server, None)
+            for server, choices in groups.items():
+                self._send_execute(ticket, layer, server, routed.batch(choices), hidden, plan.next_server)
+            if own is not None:
+                batch = routed.batch(own)
+                part, loaded, ready_s = await self._run_experts(layer, batch, hidden[batch.rows], ready_s)
+                total[batch.rows] = part
+                record.slow_experts += loaded
+            if not groups:
+                stream = finish(stream, total)
+            if plan.next_server != self._server:
+                self._send_advance(ticket, layer, tokens, stream, total, plan, record, own is not None, groups)
+                return
+            if groups:
+                self._arrived(
+                    Residual(
+                        ticket=ticket,
+                        record=record,
+                        tokens=tokens,
+                        stream=stream,
+                        total=total,
+                        parts=frozenset(groups),
+                        ready_s=ready_s,
+                    )
+                )
+                return
+            self._close_record(record, ticket, waited_s=0.0, now_s=ready_s)
+            layer += 1
+        await self._answer(ticket, tokens, stream, ready_s)
+
+    async def _dense(
+        self, ticket: Ticket, layer: int, stream: Array, ready_s: float
+    ) -> tuple[Array, Routed, Array, float]:
+        """Attention and gate on the device."""
+        cache = self._cache(ticket, layer)
+
+        def work() -> tuple[Array, Routed, Array]:
+            attended = self._twin.attend(layer, stream, cache, ticket.start)
+            gate = self._twin.gate(layer, attended)
+            routed = Routed.of(gate, experts=self._profile.experts)
+            return attended, routed, gate.hidden
+
+        modelled_s = self._view.dense_s(self._server, len(stream))
+        (attended, routed, hidden), finish_s = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)
+        return attended, routed, hidden, finish_s
+
+    def _plan(self, ticket: Ticket, layer: int, tokens: int, routed: Routed) -> Plan:
+        demand = Demand(
+            request=ticket.request,
+            kind=ticket.kind,
+            step=ticket.step,
+            layer=layer,
+            home=ticket.home,
+            tokens=tokens,
+            experts=routed.demands,
+            quality_spent=ticket.quality_spent,
+            quality_budget=self._quality_budget,
+            next_server=ticket.path[layer + 1] if ticket.step > 0 else None,
+        )
+        plan = self._framework.plan(demand, self._view)
+        check_plan(plan, demand, self._replicas, self._servers, self._framework.name)
+        if ticket.step == 0:
+            ticket.path.append(plan.next_server)
+        return plan
+
+    def _account(self, ticket: Ticket, record: LayerRecord, plan: Plan, routed: Routed) -> None:
+        """Write down what the plan spends."""
+        shares = {entry.expert: entry.gate_share for entry in routed.demands}
+        for choice in plan.choices:
+            ticket.quality_spent += shares[choice.expert] * self._view.quality_loss(record.layer, choice.precision)
+        record.quality_spent = ticket.quality_spent
+        record.experts = len(plan.choices)
+        record.remote_experts = sum(choice.server != self._server for choice in plan.choices)
+        record.fallback_experts = sum(choice.fallback for choice in plan.choices)
+        record.servers = len({choice.server for choice in plan.choices})
+
+    async def _run_experts(self, layer: int, batch: Batch, hidden: Array, ready_s: float) -> tuple[Array, int, float]:
+        """Run a batch of this server's experts: their sum (tokens sent, width), how many were loaded, the finish."""
+        total = np.zeros(hidden.shape, dtype=np.int64)
+        bounds = np.cumsum([0, *(call.rows for call in batch.calls)]).tolist()
+        spans = {call: slice(first, last) for call, first, last in zip(batch.calls, bounds, bounds[1:], strict=False)}
+        keys = {call: (layer, call.expert, call.precision) for call in batch.calls}
+        resident = [call for call in batch.calls if self._store.is_fast(keys[call])]
+        slow = [call for call in batch.calls if call not in resident]
+
+        def work(calls: list[ExpertCall]) -> Callable[[], None]:
+            def compute() -> None:
+                for call in calls:
+                    lines = batch.index[spans[call]]
+                    output = self._twin.expert(layer, call.expert, call.precision, hidden[lines])
+                    total[lines] += contribution(output, batch.weights[spans[call]])
+
+            return compute
+
+        def modelled_s(calls: list[ExpertCall]) -> float:
+            return sum(self._view.expert_s(self._server, call.precision, call.rows) for call in calls)
+
+        for key in keys.values():
+            self._store.hold(key)
+        loads = [asyncio.ensure_future(self._store.fetch(keys[call], ready_s=ready_s)) for call in slow]
+        try:
+            finish_s = ready_s
+            if resident:
+                _, finish_s = await self.lane.run(work(resident), ready_s=ready_s, modelled_s=modelled_s(resident))
+            for call, load in zip(slow, loads, strict=True):
+                loaded_s = await load
+                _, finish_s = await self.lane.run(
+                    work([call]), ready_s=max(finish_s, loaded_s), modelled_s=modelled_s([call])
+                )
+        finally:
+            for load in loads:
+                load.cancel()
+            for key in keys.values():
+                self._store.release(key)
+        return total, len(slow), finish_s
+
+    async def _execute(self, body: Execute, arrays: tuple[Array, ...], ready_s: float) -> None:
+        """Run experts for another server's pass."""
+        hidden, rows, index, weights = arrays
+        batch = Batch(calls=body.calls, rows=rows, index=index, weights=weights)
+        total, loaded, _ = await self._run_experts(body.layer, batch, hidden, ready_s)
+        result = Result(request=body.request, step=body.step, layer=body.layer, loaded=loaded)
+        size_bytes = len(rows) * self._profile.hidden_bytes
+        self._send(body.reply_to, result, (rows, total), size_bytes)
+
+    async def _answer(self, ticket: Ticket, tokens: Array, stream: Array, ready_s: float) -> None:
+        """The output head, and the way home."""
+
+        scored = ticket.kind == "score"
+        wanted = stream if scored else stream[-1:]  # a generating pass needs its last position only
+
+        def work() -> tuple[Array, Array, bytes]:
+            logits = self._twin.logits(wanted)
+            nll = next_token_nll(logits, tokens) if scored else np.zeros(0)
+            return nll.astype(np.float32), logits.argmax(axis=1).astype(np.int32), digest(logits)
+
+        modelled_s = head_s(self._device, self._profile, len(wanted))
+        (nll, top1, logits_digest), _ = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)
+        size_bytes = TOKEN_ID_BYTES * len(wanted)
+        if self._server != ticket.home:
+            ticket.sent_bytes += size_bytes
+        self._send(ticket.home, Answer(ticket=ticket, digest=logits_digest), (nll, top1), size_bytes)
+
+    # --- gathering ----------------------------------------------------------------------------------------------------
+
+    def _gather(self, key: tuple[int, int, int]) -> Gather:
+        return self._gathers.setdefault(key, Gather(created_s=self._clock.now_s()))
+
+    def _arrived(self, residual: Residual) -> None:
+        key = (*residual.ticket.key, residual.record.layer)
+        self._gather(key).residual = residual
+        self._go_on_if_complete(key, residual.ready_s)
+
+    def _go_on_if_complete(self, key: tuple[int, int, int], now_s: float) -> None:
+        gather = self._gathers.get(key)
+        if gather is None or gather.residual is None or not gather.complete():
+            return
+        del self._gathers[key]
+        residual = gather.residual
+        ticket, record = residual.ticket, residual.record
+        stream = finish(residual.stream, gather.merged()) if residual.parts else residual.stream
+        ready_s = max(now_s, residual.ready_s)
+        record.slow_experts += gather.loaded
+        self._close_record(record, ticket, waited_s=ready_s - residual.ready_s, now_s=ready_s)
+        self._spawn(
+            self._from_layer(ticket, record.layer + 1, residual.tokens, stream, ready_s),
+            ticket.home,
+            ticket.request,
+            ticket.step,
+        )
+
+    def _close_record(self, record: LayerRecord, ticket: Ticket, *, waited_s: float, now_s: float) -> None:
+        record.wait_s = waited_s
+        record.duration_s = now_s - record.start_s
+        self.records.append(record)
+        self._framework.observe(
+            Feedback(
+                request=ticket.request,
+                step=ticket.step,
+                layer=record.layer,
+                duration_s=record.duration_s,
+                wait_s=waited_s,
+            )
+        )
+
+    # --- messages out -------------------------------------------------------------------------------------------------
+
+    def _send_execute(
+        self, ticket: Ticket, layer: int, server: str, batch: Batch, hidden: Array, reply_to: str
+    ) -> None:
+        size_bytes = len(batch.rows) * self._profile.hidden_bytes
+        ticket.sent_bytes += size_bytes if server == reply_to else 2 * size_bytes  # there, and the sum back
+        body = Execute(
+            request=ticket.request,
+            step=ticket.step,
+            layer=layer,
+            home=ticket.home,
+            reply_to=reply_to,
+            calls=batch.calls,
+        )
+        self._send(server, body, (hidden[batch.rows], batch.rows, batch.index, batch.weights), size_bytes)
+
+    def _send_advance(
+        self,
+        ticket: Ticket,
+        layer: int,
+        tokens: Array,
+        stream: Array,
+        total: Array,
+        plan: Plan,
+        record: LayerRecord,
+        ran_own: bool,
+        parts: dict[str, list[Choice]],
+    ) -> None:
+        # A real server adds its own experts' sum to the residual stream and sends one vector per token.  Ours keeps the
+        # two apart while others are missing, or rounding would depend on who computed what; the size is the real one's.
+        size_bytes = len(tokens) * self._profile.hidden_bytes
+        own = total if ran_own and parts else np.zeros((0, total.shape[1]), dtype=np.int64)
+        ticket.sent_bytes += size_bytes
+        ticket.moves += 1
+        body = Advance(ticket=ticket, layer=layer, parts=sorted(parts), record=record)
+        self._send(plan.next_server, body, (tokens, stream, own), size_bytes)
+
+    def _send(self, target: str, body: Body, arrays: tuple[Array, ...], size_bytes: int) -> None:
+        message = Message(
+            source=self._server, sent_s=self._clock.now_s(), size_bytes=size_bytes, body=body, arrays=arrays
+        )
+        if target == self._server:
+            self.receive(message)
+        else:
+            self._transport.send(target, message)
+
+    # --- helpers ------------------------------------------------------------------------------------------------------
+
+    def _cache(self, ticket: Ticket, layer: int) -> KeyValueCache | None:
+        """The KV cache of a layer, which stays at the server that aggregated it in the first pass."""
+        if ticket.kind == "score":
+            return None
+        _, caches = self._caches.setdefault(ticket.request, (ticket.deadline_s, {}))
+        if layer not in caches:
+            caches[layer] = self._twin.new_cache()
+        return caches[layer]
+
+    def _spawn(self, work: Coroutine[Any, Any, None], home: str, request: int, step: int) -> None:
+        """Run a coroutine of one pass; its failure is that pass's, and no other's."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except TestbedError as error:
+                self._fail(home, request, step, str(error))
+            except Exception as error:  # a framework of the user's may raise anything
+                self._fail(home, request, step, f"{self._framework.name}: {type(error).__name__}: {error}")
+
+        task = asyncio.ensure_future(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _fail(self, home: str, request: int, step: int, reason: str) -> None:
+        self._send(home, Failed(request=request, step=step, reason=reason), (), 0)

@@ -1,0 +1,1 @@
+"""Playing scenarios: agents on their servers, both timelines, records, and a verdict on how faithful it was."""

@@ -1,0 +1,54 @@
+"""Scenarios by name: a module of the package, or the path of a Python file with a ``build(setting)``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import cast
+
+import scenarios
+from scenarios.timeline import Scenario, Setting
+from testbed.errors import TestbedError, did_you_mean
+
+Build = Callable[[Setting], Scenario]
+
+
+def scenario_names() -> tuple[str, ...]:
+    """The scenarios of the package: its modules that have a ``build``."""
+    directory = Path(scenarios.__path__[0])
+    names = sorted(path.stem for path in directory.glob("*.py") if not path.stem.startswith("_"))
+    return tuple(name for name in names if "\ndef build(" in (directory / f"{name}.py").read_text())
+
+
+def builder(name: str) -> Build:
+    """The ``build`` of a scenario; TestbedError when there is none."""
+    if name.endswith(".py"):
+        path = Path(name)
+        if not path.is_file():
+            raise TestbedError(f"there is no scenario file {name}")
+        spec = importlib.util.spec_from_file_location(f"user_scenario_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise TestbedError(f"{name} cannot be loaded as a Python module")
+        module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:  # a user's file may raise anything; the traceback is chained
+            raise TestbedError(f"scenario file {name} does not load: {type(error).__name__}: {error}") from error
+        return _build_of(module, name)
+    known = scenario_names()
+    if name not in known:
+        raise TestbedError(
+            f"there is no scenario {name!r}{did_you_mean(name, known)}; "
+            f"known: {', '.join(known)}, or the path of a Python file"
+        )
+    return _build_of(importlib.import_module(f"scenarios.{name}"), name)
+
+
+def _build_of(module: ModuleType, name: str) -> Build:
+    build = getattr(module, "build", None)
+    if not callable(build):
+        raise TestbedError(f"scenario {name} has no function build(setting)")
+    return cast(Build, build)

@@ -1,0 +1,106 @@
+"""The verdict on a run: did the emulation keep up with what it emulates?
+
+Every check is one number against one bound, both in emulated time, so that a dilated run is judged by what it reports.
+The bounds say how much of a reported latency may be the host's doing: requests take tens of milliseconds and more and
+pass some ten to a hundred points at which a late wake-up could add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from agents.protocol import Fidelity
+
+MAX_OVERRUN_SHARE = 0.02  # of the modelled device time
+MAX_LAG_P99_S = 1e-3
+MAX_RELAY_P99_S = 1e-3
+MAX_HOST_BUSY = 0.90
+MAX_EVENT_LATENESS_S = 0.050
+MAX_ADMISSION_LATENESS_P99_S = 5e-3
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One number, its bound, and what it means."""
+
+    name: str
+    value: float
+    bound: float
+    unit: str
+    ok: bool
+    meaning: str
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """PASS when every check holds, else WARN."""
+
+    verdict: str
+    checks: tuple[Check, ...]
+
+
+def judge(
+    *,
+    agents: Iterable[Fidelity],
+    relay_p99_s: float,
+    host_busy: float,
+    event_lateness_s: Sequence[float],
+    admission_lateness_s: Sequence[float],
+    links_off: int,
+    ended_agents: int,
+) -> Verdict:
+    """All checks of one run; times are emulated seconds, ``relay_p99_s`` included."""
+    reports = list(agents)
+    busy_s = sum(report.busy_s for report in reports)
+    overrun_s = sum(report.overrun_s for report in reports)
+    admitted = sorted(admission_lateness_s)
+    checks = (
+        _at_most(
+            "compute overrun",
+            overrun_s / busy_s if busy_s > 0 else 0.0,
+            MAX_OVERRUN_SHARE,
+            "share",
+            "real computation beyond the modelled device time, as a share of that time",
+        ),
+        _at_most(
+            "event-loop lag p99",
+            max((report.lag_p99_s for report in reports), default=0.0),
+            MAX_LAG_P99_S,
+            "s",
+            "an agent woke this much later than a device or load was due (worst server, 99th percentile)",
+        ),
+        _at_most(
+            "relay lateness p99", relay_p99_s, MAX_RELAY_P99_S, "s", "packets left a link this much later than due"
+        ),
+        _at_most("host CPU", host_busy, MAX_HOST_BUSY, "share", "mean load of all cores of the host during the run"),
+        _at_most(
+            "event lateness",
+            max(event_lateness_s, default=0.0),
+            MAX_EVENT_LATENESS_S,
+            "s",
+            "a link change was made this much later than scheduled (worst)",
+        ),
+        _at_most(
+            "admission lateness p99",
+            admitted[int(0.99 * (len(admitted) - 1))] if admitted else 0.0,
+            MAX_ADMISSION_LATENESS_P99_S,
+            "s",
+            "a request was admitted this much later than scheduled",
+        ),
+        _at_most(
+            "messages dropped",
+            sum(report.dropped_messages for report in reports),
+            0,
+            "messages",
+            "messages that an agent could not queue or decode",
+        ),
+        _at_most(
+            "links off their file", links_off, 0, "directions", "directions whose calibration missed its tolerance"
+        ),
+        _at_most("agents ended", ended_agents, 0, "agents", "agents that ended during the run"),
+    )
+    return Verdict(verdict="PASS" if all(check.ok for check in checks) else "WARN", checks=checks)
+
+
+def _at_most(name: str, value: float, bound: float, unit: str, meaning: str) -> Check:
+    return Check(name=name, value=float(value), bound=float(bound), unit=unit, ok=value <= bound, meaning=meaning)

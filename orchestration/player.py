@@ -1,0 +1,266 @@
+"""Plays one run: both timelines against the agents and the links, and hears what they say.
+
+Awaits the clock and the fleet only.  Requests are handed to their home agent a little ahead of time, and the agent
+admits them at their moment, so that the orchestrator's own delays do not reach the measurements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agents.clock import Clock
+from agents.cluster import Cluster
+from agents.protocol import (
+    DATA_PORT,
+    Collect,
+    Collected,
+    Command,
+    Configure,
+    Done,
+    Placement,
+    Report,
+    Sample,
+    Submit,
+)
+from scenarios.timeline import LinkChange, Request, Scenario
+from testbed.shaping.base import DirectionReport
+from testbed.topology import Direction, Topology
+
+#: Wall seconds between the configuration of the agents and emulated zero: connections are made meanwhile.
+LEAD_S = 1.0
+#: Wall seconds by which a request is handed over before its arrival.
+HANDOVER_S = 0.5
+#: Emulated seconds between two samples of the links.
+LINK_SAMPLE_S = 0.5
+#: Emulated seconds that agents may take to end a request after its deadline.
+GRACE_S = 2.0
+
+
+class Links(Protocol):
+    """The links of a testbed while a scenario plays; values are emulated, whatever the dilation."""
+
+    def shape(self, link: str, source: str, direction: Direction) -> Direction:
+        """Give one direction new values; returns what was applied."""
+        ...
+
+    def shaping(self) -> Mapping[tuple[str, str], Direction]:
+        """What is in force, by (link, source), read back from the shaper."""
+        ...
+
+    def counters(self) -> Sequence[DirectionReport]:
+        """Totals of every direction."""
+        ...
+
+
+class Agents(Protocol):
+    """The agents while a scenario plays."""
+
+    servers: tuple[str, ...]
+    listener: Callable[[Report], None]
+
+    def send(self, server: str, command: Command) -> None:
+        """Tell one agent."""
+        ...
+
+    async def ask(self, commands: dict[str, Command], *, timeout_s: float, doing: str) -> dict[str, Report]:
+        """Tell several agents and wait for their answers."""
+        ...
+
+    def ended(self) -> list[str]:
+        """Servers whose agent has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A link change that was made."""
+
+    change: LinkChange
+    actual_s: float
+
+
+@dataclass(slots=True)
+class Played:
+    """What a run left behind, before it is written down."""
+
+    done: dict[int, Done] = field(default_factory=dict)
+    submitted: set[int] = field(default_factory=set)
+    samples: list[Sample] = field(default_factory=list)
+    links: list[dict[str, Any]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    collected: dict[str, Collected] = field(default_factory=dict)
+    ended_agents: list[str] = field(default_factory=list)
+    complete: bool = False
+
+
+class Player:
+    """Plays one scenario under one placement."""
+
+    def __init__(
+        self,
+        *,
+        scenario: Scenario,
+        topology: Topology,
+        prompts: Mapping[int, Sequence[int]],  # request number -> token ids
+        agents: Agents,
+        links: Links,
+        clock: Clock,
+        dilation: float,
+        progress: Callable[[float, int], None],  # emulated now, requests ended
+        interrupted: asyncio.Event,
+    ) -> None:
+        self._scenario = scenario
+        self._topology = topology
+        self._prompts = prompts
+        self._agents = agents
+        self._links = links
+        self._clock = clock
+        self._dilation = dilation
+        self._progress = progress
+        self._interrupted = interrupted
+        self.played = Played()
+
+    async def configure(
+        self,
+        *,
+        run_id: str,
+        framework: str,
+        options: dict[str, Any],
+        cluster: Cluster,
+        placement: Placement,
+        origin_s: float,
+    ) -> None:
+        """Prepare every agent for the run; FleetError when one refuses."""
+        command = Configure(
+            run_id=run_id,
+            framework=framework,
+            framework_options=options,
+            cluster=cluster,
+            placement=placement,
+            addresses={server: f"tcp://{server}:{DATA_PORT}" for server in self._agents.servers},
+            origin_s=origin_s,
+            dilation=self._dilation,
+            quality_budget=self._scenario.quality_budget,
+        )
+        self._agents.listener = self._hear
+        await self._agents.ask(
+            dict.fromkeys(self._agents.servers, command), timeout_s=60.0, doing="take the run's configuration"
+        )
+
+    async def play(self) -> Played:
+        """Run both timelines to their end, or to the interruption, and collect."""
+        tasks = [
+            asyncio.ensure_future(work) for work in (self._submit_all(), self._change_links(), self._sample_links())
+        ]
+        try:
+            await self._until_over()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        self.played.ended_agents = self._agents.ended()
+        alive = [server for server in self._agents.servers if server not in self.played.ended_agents]
+        reports = await self._agents.ask(dict.fromkeys(alive, Collect()), timeout_s=30.0, doing="send their records")
+        self.played.collected = {server: report for server, report in reports.items() if isinstance(report, Collected)}
+        self.played.complete = not self._interrupted.is_set()
+        return self.played
+
+    async def _until_over(self) -> None:
+        scenario, played = self._scenario, self.played
+        last_s = max((request.at_s for request in scenario.requests), default=0.0)
+        give_up_s = last_s + scenario.deadline_s + GRACE_S
+        while not self._interrupted.is_set():
+            now_s = self._clock.now_s()
+            self._progress(now_s, len(played.done))
+            if now_s > give_up_s or (len(played.done) == len(scenario.requests) and now_s > scenario.duration_s):
+                return
+            waits = [asyncio.ensure_future(self._interrupted.wait()), asyncio.ensure_future(self._clock_tick())]
+            _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in pending:
+                wait.cancel()
+
+    async def _clock_tick(self) -> None:
+        await self._clock.sleep_until_s(self._clock.now_s() + LINK_SAMPLE_S / 2)
+
+    async def _submit_all(self) -> None:
+        ahead_s = HANDOVER_S / self._dilation
+        for request in self._scenario.requests:
+            await self._clock.sleep_until_s(request.at_s - ahead_s)
+            self._agents.send(request.home, self._submit(request))
+            self.played.submitted.add(request.number)
+
+    def _submit(self, request: Request) -> Submit:
+        return Submit(
+            request=request.number,
+            kind=request.kind,
+            tokens=list(self._prompts[request.number]),
+            output_tokens=request.output_tokens,
+            at_s=request.at_s,
+            deadline_s=request.at_s + self._scenario.deadline_s,
+        )
+
+    async def _change_links(self) -> None:
+        for change in self._scenario.changes:
+            await self._clock.sleep_until_s(change.at_s)
+            actual_s = self._clock.now_s()
+            link = self._topology.link(change.link)
+            for source, direction in ((link.a, link.forward), (link.b, link.backward)):
+                self._links.shape(link.name, source, changed(direction, change))
+            self.played.events.append(Event(change=change, actual_s=actual_s))
+
+    async def _sample_links(self) -> None:
+        previous = {(entry.link, entry.source): entry for entry in self._links.counters()}
+        next_s = 0.0
+        while True:
+            await self._clock.sleep_until_s(next_s)
+            next_s = max(next_s + LINK_SAMPLE_S, self._clock.now_s())
+            now_s = self._clock.now_s()
+            for entry in self._links.counters():
+                key = (entry.link, entry.source)
+                before = previous[key]
+                self.played.links.append(
+                    {
+                        "t_s": now_s,
+                        "link": entry.link,
+                        "source": entry.source,
+                        "target": entry.target,
+                        "rate_bps": entry.applied.rate_bps,
+                        "delay_s": entry.applied.delay_s,
+                        "bytes": entry.bytes - before.bytes,
+                        "packets": entry.packets - before.packets,
+                        "dropped": sum(entry.dropped.values()) - sum(before.dropped.values()),
+                        "queued_bytes": entry.queued_bytes,
+                    }
+                )
+                previous[key] = entry
+
+    def _hear(self, report: Report) -> None:
+        match report:
+            case Done():
+                self.played.done[report.request] = report
+            case Sample():
+                self.played.samples.append(report)
+            case _:
+                pass
+
+
+def changed(direction: Direction, change: LinkChange) -> Direction:
+    """The topology's values with those of the change in their place; all of the topology's when it restores.
+
+    The queue keeps its size in bytes: a congested link does not get other buffers.
+    """
+    if change.restore:
+        return direction
+    return Direction(
+        rate_bps=change.rate_bps if change.rate_bps is not None else direction.rate_bps,
+        delay_s=change.delay_s if change.delay_s is not None else direction.delay_s,
+        jitter_s=direction.jitter_s,
+        loss=change.loss if change.loss is not None else direction.loss,
+        queue_bytes=direction.effective_queue_bytes,
+    )

@@ -1,0 +1,298 @@
+"""The command line that plays scenarios: check, plan, run, compare, list.
+
+    python orchestrator.py plan link_congestion --topology topologies/edge10.yaml
+    python orchestrator.py compare link_congestion --frameworks edgeshard,hetroute
+
+It imports everything and nothing imports it, except the runnable scenarios, which are this command line with one
+argument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from agents.frameworks.registry import FRAMEWORKS
+from orchestration.catalogue import builder, scenario_names
+from orchestration.comparison import Comparison, Model, Watcher, compare, prepare
+from scenarios.timeline import Scenario, Setting, render
+from testbed.errors import TestbedError
+from testbed.load import load_topology
+from testbed.network import Network
+from testbed.topology import Topology
+
+ROOT = Path(__file__).parent
+DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
+DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
+DEFAULT_TESTBED = "edge"
+DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
+DEFAULT_DILATION = 4.0
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Play scenarios on a testbed that is up, under one routing framework or several, and record them.",
+)
+console = Console(highlight=False)
+
+ScenarioName = Annotated[str, typer.Argument(help="a scenario's name (see `list`), or the path of a Python file")]
+TopologyFile = Annotated[Path, typer.Option("--topology", help="topology file")]
+Seed = Annotated[int, typer.Option(help="decides arrivals, homes, prompts")]
+Rate = Annotated[float | None, typer.Option(min=0.001, help="requests per emulated second; default: the scenario's")]
+Duration = Annotated[float | None, typer.Option(min=0.1, help="emulated seconds of arrivals; default: the scenario's")]
+GenerateShare = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="share of requests that generate text")]
+ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the twin")]
+Redundancy = Annotated[float, typer.Option(min=1.0, help="memory for experts, in full-precision copies of all of them")]
+Dilation = Annotated[float, typer.Option(min=0.1, help="wall seconds per emulated second")]
+TestbedName = Annotated[str, typer.Option("--testbed", help="name of the testbed that is up")]
+Results = Annotated[Path, typer.Option(help="where run directories go")]
+
+
+@app.command("list")
+def list_() -> None:
+    """Show the frameworks, scenarios and topologies there are."""
+    console.print("frameworks  ", ", ".join(FRAMEWORKS), "  (or the path of a Python file)")
+    console.print("scenarios   ", ", ".join(scenario_names()), "  (or the path of a Python file)")
+    files = sorted((ROOT / "topologies").glob("*.yaml"))
+    console.print("topologies  ", ", ".join(str(path.relative_to(ROOT)) for path in files))
+
+
+@app.command()
+def plan(
+    scenario: ScenarioName,
+    topology: TopologyFile = DEFAULT_TOPOLOGY,
+    seed: Seed = 0,
+    rate: Rate = None,
+    duration: Duration = None,
+    generate_share: GenerateShare = None,
+    model: ModelDirectory = DEFAULT_MODEL,
+    first: Annotated[int, typer.Option(help="how many requests to print")] = 10,
+) -> None:
+    """Print both timelines of a scenario without running anything."""
+    loaded = Model.load(model)
+    built = _build(scenario, load_topology(topology), loaded, seed, rate, duration, generate_share)
+    console.print(render(built, first=first), soft_wrap=True)
+
+
+@app.command()
+def check(
+    scenario: ScenarioName = "steady_load",
+    frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
+    topology: TopologyFile = DEFAULT_TOPOLOGY,
+    model: ModelDirectory = DEFAULT_MODEL,
+    redundancy: Redundancy = 2.0,
+) -> None:
+    """Check that scenario, topology, model and frameworks fit together, and show each framework's placement."""
+    loaded = Model.load(model)
+    network = load_topology(topology)
+    built = _build(scenario, network, loaded, 0, None, None, None)
+    prepared = prepare(
+        scenario=built,
+        topology=network,
+        model=loaded,
+        frameworks=_names(frameworks),
+        repeats=1,
+        seed=0,
+        dilation=DEFAULT_DILATION,
+        redundancy=redundancy,
+    )
+    for candidate in prepared.candidates:
+        copies: dict[str, int] = {}
+        for replica in candidate.placement.replicas:
+            copies[replica.server] = copies.get(replica.server, 0) + 1
+        held = ", ".join(f"{server} {copies.get(server, 0)}" for server in prepared.cluster.names)
+        console.print(f"{candidate.name}: {len(candidate.placement.replicas)} expert copies: {held}", soft_wrap=True)
+
+
+@app.command()
+def run(
+    scenario: ScenarioName,
+    framework: Annotated[str, typer.Option(help="a framework's name, or a Python file")] = "hetroute",
+    seed: Seed = 0,
+    rate: Rate = None,
+    duration: Duration = None,
+    generate_share: GenerateShare = None,
+    dilation: Dilation = DEFAULT_DILATION,
+    redundancy: Redundancy = 2.0,
+    model: ModelDirectory = DEFAULT_MODEL,
+    testbed: TestbedName = DEFAULT_TESTBED,
+    results: Results = Path("results"),
+) -> None:
+    """Play a scenario under one framework."""
+    _compare(
+        scenario, framework, 1, seed, rate, duration, generate_share, dilation, redundancy, model, testbed, results
+    )
+
+
+@app.command("compare")
+def compare_(
+    scenario: ScenarioName,
+    frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
+    repeats: Annotated[int, typer.Option(min=1, help="runs per framework")] = 1,
+    seed: Seed = 0,
+    rate: Rate = None,
+    duration: Duration = None,
+    generate_share: GenerateShare = None,
+    dilation: Dilation = DEFAULT_DILATION,
+    redundancy: Redundancy = 2.0,
+    model: ModelDirectory = DEFAULT_MODEL,
+    testbed: TestbedName = DEFAULT_TESTBED,
+    results: Results = Path("results"),
+) -> None:
+    """Play a scenario under several frameworks in turn."""
+    _compare(
+        scenario,
+        frameworks,
+        repeats,
+        seed,
+        rate,
+        duration,
+        generate_share,
+        dilation,
+        redundancy,
+        model,
+        testbed,
+        results,
+    )
+
+
+def _compare(
+    scenario: str,
+    frameworks: str,
+    repeats: int,
+    seed: int,
+    rate: float | None,
+    duration: float | None,
+    generate_share: float | None,
+    dilation: float,
+    redundancy: float,
+    model: Path,
+    testbed: str,
+    results: Path,
+) -> None:
+    names = _names(frameworks)
+    build = builder(scenario)
+    loaded = Model.load(model)
+    network = Network.attach(testbed)
+    try:
+        built = build(_setting(network.topology, loaded, seed, rate, duration, generate_share))
+        prepared = prepare(
+            scenario=built,
+            topology=network.topology,
+            model=loaded,
+            frameworks=names,
+            repeats=repeats,
+            seed=seed,
+            dilation=dilation,
+            redundancy=redundancy,
+        )
+        # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
+        loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+        try:
+            directory = loop.run_until_complete(_watched(prepared, network, results))
+        finally:
+            loop.close()
+    finally:
+        network.close()
+    console.print(f"results in {directory}; draw them with `make plots`")
+
+
+async def _watched(comparison: Comparison, network: Network, results: Path) -> Path:
+    loop = asyncio.get_running_loop()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[ended]}/{task.fields[requests]} answered"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task: TaskID | None = None
+
+        def begin(name: str, seconds: float, requests: int) -> None:
+            nonlocal task
+            task = progress.add_task(name, total=seconds, ended=0, requests=requests)
+
+        def tick(seconds: float, ended: int) -> None:
+            if task is not None:
+                progress.update(task, completed=max(0.0, seconds), ended=ended)
+
+        def end() -> None:
+            if task is not None:
+                progress.remove_task(task)
+
+        watcher = Watcher(say=progress.console.print, begin=begin, tick=tick, end=end)
+
+        def interrupt() -> None:
+            if watcher.interrupted.is_set():
+                loop.remove_signal_handler(signal.SIGINT)
+            watcher.interrupted.set()
+            progress.console.print("interrupted: collecting what there is (again to give up)")
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        loop.add_signal_handler(signal.SIGTERM, interrupt)
+        return await compare(comparison, network, results, watcher)
+
+
+def _build(
+    name: str,
+    topology: Topology,
+    model: Model,
+    seed: int,
+    rate: float | None,
+    duration: float | None,
+    generate_share: float | None,
+) -> Scenario:
+    return builder(name)(_setting(topology, model, seed, rate, duration, generate_share))
+
+
+def _setting(
+    topology: Topology,
+    model: Model,
+    seed: int,
+    rate: float | None,
+    duration: float | None,
+    generate_share: float | None,
+) -> Setting:
+    rows = [model.prompts.rows[domain] for domain in model.prompts.domains]
+    return Setting(
+        topology=topology,
+        domains=model.prompts.domains,
+        prompts_per_domain=min(len(table) for table in rows),
+        prompt_tokens=min(table.shape[1] for table in rows),
+        seed=seed,
+        arrival_rate_per_s=rate,
+        duration_s=duration,
+        generate_share=generate_share,
+    )
+
+
+def _names(frameworks: str) -> list[str]:
+    names = [name.strip() for name in frameworks.split(",") if name.strip()]
+    if not names:
+        raise TestbedError(f"no framework named; known: {', '.join(FRAMEWORKS)}")
+    if len(set(names)) < len(names):
+        raise TestbedError("a framework is named twice; use --repeats to run it more than once")
+    return names
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point; exits with 2 and one line when the user can mend what is wrong."""
+    try:
+        app(args=arguments, standalone_mode=True)
+    except TestbedError as error:
+        Console(stderr=True, highlight=False).print(f"error: {error}", soft_wrap=True, markup=False)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()

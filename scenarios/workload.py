@@ -1,0 +1,67 @@
+r"""Requests: Poisson arrivals at unequal home servers that differ in what they ask.
+
+    inter-arrival ~ Exp(rate)                                                                                     (1)
+    home          ~ users of the topology                                                                         (2)
+    domain        ~ 70 % the home metro's own, else any                                                           (3)
+    tokens        ~ LogNormal with mean 37, cut to [8, 96]                                                        (4)
+
+(1) and (2) follow the papers' setting (systems: HetRoute, 37 tokens per request on average).  (3) and the spread of (4)
+are ours: servers of one metro share users, and so a subject.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+from scenarios.timeline import Request, Setting
+from testbed.topology import Node
+
+MEAN_TOKENS = 37
+TOKENS_SIGMA = 0.4
+MIN_TOKENS, MAX_TOKENS = 8, 96
+OWN_DOMAIN_SHARE = 0.7
+OUTPUT_TOKENS = 8
+#: Arrivals begin a moment after the start, when gossip has gone round once.
+FIRST_ARRIVAL_S = 0.5
+
+
+def poisson(
+    setting: Setting, *, rate_per_s: float, duration_s: float, generate_share: float = 0.0
+) -> tuple[Request, ...]:
+    """The request timeline of (1) to (4); ValueError for a rate or duration that is not positive."""
+    if not (rate_per_s > 0 and duration_s > 0):
+        raise ValueError(f"rate and duration must be positive, not {rate_per_s} and {duration_s}")
+    draw = random.Random(f"requests {setting.seed}")  # noqa: S311 - a simulation's draws, not a secret
+    servers = setting.topology.servers
+    weights = [node.users for node in servers]
+    own = _domain_of_each_metro(servers, setting.domains)
+    longest = min(MAX_TOKENS, setting.prompt_tokens)
+    mu = math.log(MEAN_TOKENS) - TOKENS_SIGMA**2 / 2
+    requests: list[Request] = []
+    at_s = FIRST_ARRIVAL_S
+    while True:
+        at_s += draw.expovariate(rate_per_s)
+        if at_s >= FIRST_ARRIVAL_S + duration_s:
+            return tuple(requests)
+        home = draw.choices(servers, weights)[0]
+        domain = own[home.metro] if draw.random() < OWN_DOMAIN_SHARE else draw.choice(list(setting.domains))
+        generates = draw.random() < generate_share
+        requests.append(
+            Request(
+                number=len(requests),
+                at_s=at_s,
+                home=home.name,
+                kind="generate" if generates else "score",
+                domain=domain,
+                prompt=draw.randrange(setting.prompts_per_domain),
+                tokens=max(MIN_TOKENS, min(longest, round(draw.lognormvariate(mu, TOKENS_SIGMA)))),
+                output_tokens=OUTPUT_TOKENS if generates else 0,
+            )
+        )
+
+
+def _domain_of_each_metro(servers: Sequence[Node], domains: Sequence[str]) -> dict[str, str]:
+    metros = dict.fromkeys(node.metro for node in servers)
+    return {metro: domains[place % len(domains)] for place, metro in enumerate(metros)}
