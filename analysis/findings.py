@@ -38,7 +38,8 @@ def _fastest(comparison: Comparison, summary: Summary, seed: int) -> list[str]:
     bootstrap = _widened(seed, len(names) - 1)
     slower = [paired_change(comparison.runs_of(best), comparison.runs_of(name), bootstrap) for name in names[1:]]
     if all(_supported(change) and (change.value or 0) < 0 for change in slower):
-        return [f"{best} has the lowest mean latency; against the next, {second}: {_support(slower[0])}."]
+        numbers = "" if summary.reference in (best, second) else f"; against the next, {second}: {_support(slower[0])}"
+        return [f"{best} has the lowest mean latency of all{numbers}."]
     close = [name for name, change in zip(names[1:], slower, strict=True) if not _supported(change)]
     if not close:
         return []
@@ -94,21 +95,30 @@ def _quality(comparison: Comparison, summary: Summary) -> list[str]:
         said.append(
             f"Bit for bit the logits of the full-precision reference in every completed request: {_listed(exact)}."
         )
-    budget = comparison.runs[0].manifest.quality_budget
-    for name, found in summary.estimates.items():
-        loss = found["nll_increase"]
-        if budget is None or loss.low is None or loss.high is None or name in exact:
-            continue
-        numbers = f"{number(100 * (loss.value or 0))} % [{number(100 * loss.low)}, {number(100 * loss.high)}]"
-        if loss.high < budget:
-            said.append(f"{name} stays within the quality budget of {number(100 * budget)} %: NLL increase {numbers}.")
-        elif loss.low > budget:
-            said.append(f"{name} exceeds the quality budget of {number(100 * budget)} %: NLL increase {numbers}.")
+    said += _budget(summary, comparison.runs[0].manifest.quality_budget, exact)
     failed = {name: sum(run.manifest.counts.failed for run in comparison.runs_of(name)) for name in summary.estimates}
     if any(failed.values()):
         counts = ", ".join(f"{name} {count}" for name, count in failed.items() if count)
         said.append(f"Failed requests, which latencies leave out: {counts}.")
     return said
+
+
+def _budget(summary: Summary, budget: float | None, exact: list[str]) -> list[str]:
+    if budget is None:
+        return []
+    within, beyond = [], []
+    for name, found in summary.estimates.items():
+        loss = found["nll_increase"]
+        if name in exact or loss.value is None or loss.low is None or loss.high is None:
+            continue
+        numbers = f"{name} {number(100 * loss.value)} % [{number(100 * loss.low)}, {number(100 * loss.high)}]"
+        if loss.high < budget:
+            within.append(numbers)
+        elif loss.low > budget:
+            beyond.append(numbers)
+    limit = f"the quality budget of {number(100 * budget)} % NLL increase"
+    said = [f"Within {limit}: {'; '.join(within)}."] if within else []
+    return said + ([f"Beyond {limit}: {'; '.join(beyond)}."] if beyond else [])
 
 
 def _widened(seed: int, comparisons: int) -> Bootstrap:

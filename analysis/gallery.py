@@ -6,7 +6,7 @@ import inspect
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
@@ -29,7 +29,8 @@ class Picture:
 
 
 def pictures(comparison: Comparison, summary: Summary) -> Iterator[Picture]:
-    """Draw every figure that the data allow."""
+    """Draw every figure, frameworks in the order of the summary."""
+    comparison = replace(comparison, frameworks=tuple(summary.estimates))
     budget = comparison.runs[0].manifest.quality_budget
     estimates = summary.estimates
     latency = metric("latency_mean_s").definition

@@ -27,20 +27,21 @@ DEFAULT_QUESTION = (
 )
 
 _CSS = """
-body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:62rem;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;color:#222;background:#fff;max-width:66rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.7rem;margin:0 0 .3rem}h2{font-size:1.2rem;margin:2rem 0 .5rem;border-bottom:1px solid #ddd}
 .question{font-size:1.1rem;color:#444;margin:.2rem 0 1rem}.scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.85rem;margin:.5rem 0;width:100%}
 th,td{padding:.3rem .5rem;border-bottom:1px solid #e3e3e3;text-align:right;vertical-align:top}
 th{text-align:right;font-weight:600;border-bottom:2px solid #999}
 th.text,td.text{text-align:left}td small{display:block;color:#666;white-space:nowrap}
+table.summary{font-size:.76rem}.summary th,.summary td{padding:.3rem .25rem}.summary small{font-size:.92em}
 .verdict{padding:.6rem .9rem;border-left:6px solid;margin:1rem 0}
 .pass{border-color:#1b7837;background:#eef7f0}.warn{border-color:#b2182b;background:#fbeeee}
 td.bad{color:#b2182b;font-weight:600}li{margin:.25rem 0}
 figure{margin:1.2rem 0 2rem;break-inside:avoid}figure svg{width:100%;height:auto}
 figcaption{font-size:.88rem;color:#444}.note{font-size:.88rem;color:#555}
-@media print{body{margin:0;max-width:none;font-size:11px}h2{break-after:avoid}tr{break-inside:avoid}
- table{font-size:9px}.scroll{overflow:visible}@page{size:A4;margin:14mm}}
+@media print{html{font-size:11px}body{margin:0;max-width:none;font-size:1rem}h2{break-after:avoid}tr{break-inside:avoid}
+ table{font-size:.8rem}table.summary{font-size:.68rem}.scroll{overflow:visible}@page{size:A4;margin:14mm}}
 """
 
 
@@ -136,7 +137,10 @@ def _summary_table(summary: Summary) -> str:
             small = f"<small>{escape(bounds)}</small>" if bounds else ""
             cells.append(f'<td class="{"text" if column == 0 else ""}">{escape(value)}{small}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    return (
+        f'<div class="scroll"><table class="summary"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
 
 
 def _how_to_read(summary: Summary) -> str:
@@ -184,8 +188,9 @@ def _calibration(comparison: Comparison) -> str:
     if not measured:
         return "<p>No calibration was recorded.</p>"
     measured.sort(key=lambda found: (found[0].ok, -_deviation(found[0])))
+    worst = list({(entry.link, entry.source): (entry, run) for entry, run in reversed(measured)}.values())[::-1]
     rows = []
-    for entry, run in measured[:SHOWN_LINKS]:
+    for entry, run in worst[:SHOWN_LINKS]:
         state = "ok" if entry.ok else "off"
         values = [
             f"{entry.source} → {entry.target}",
@@ -202,8 +207,9 @@ def _calibration(comparison: Comparison) -> str:
     off = sum(not entry.ok for entry, _ in measured)
     titles = ["link", "RTT (ms)", "expected (ms)", "off by", "goodput", "expected", "off by", "state", "run"]
     return (
-        f"<p>{len(measured)} measurements of link directions, {off} outside their tolerance; the "
-        f"{len(rows)} furthest from the file:</p>" + _table(titles, rows, text={0, 7, 8})
+        f"<p>{len(measured)} measurements of link directions, {off} outside their tolerance. The "
+        f"{len(rows)} directions furthest from the file, each in its worst run:</p>"
+        + _table(titles, rows, text={0, 7, 8})
     )
 
 

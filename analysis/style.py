@@ -14,6 +14,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 
@@ -101,6 +102,8 @@ _RC: dict[Any, Any] = {
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "figure.facecolor": "white",
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.h_pad": 0.06,
     "savefig.facecolor": "white",
     "svg.fonttype": "path",  # the same picture on machines without our font
 }
@@ -112,14 +115,17 @@ def context(salt: str = "") -> AbstractContextManager[None]:
 
 
 def looks(frameworks: Iterable[str]) -> dict[str, Look]:
-    """The look of every framework: its own, or for a new one the next spare, in the order given."""
-    spare = iter(_SPARE * 8)
-    return {name: _KNOWN.get(name) or next(spare) for name in frameworks}
+    """The look of every framework: its own, or for a new one the next spare one, taken in order of name."""
+    names = list(frameworks)
+    spare = dict(zip(sorted(set(names) - _KNOWN.keys()), _SPARE * 8, strict=False))
+    return {name: _KNOWN.get(name) or spare[name] for name in names}
 
 
 def figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
     """An empty figure whose parts make room for each other."""
-    return Figure(figsize=(width_in, height_in), layout="constrained")
+    made = Figure(figsize=(width_in, height_in), layout="constrained")
+    FigureCanvasAgg(made)  # measures text as it will be drawn
+    return made
 
 
 def rows_in(count: int) -> float:
