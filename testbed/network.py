@@ -28,6 +28,7 @@ from testbed.errors import TestbedError
 from testbed.ledger import Ledger, ledger_of, locked
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
 from testbed.shaping.client import RelayShaper, start_relay
+from testbed.shaping.model import dilated
 from testbed.topology import Direction, Topology
 from testbed.wiring import Wiring, wire
 
@@ -166,6 +167,10 @@ class Network:
             raise TestbedError(f"dilation {dilation} is not a positive number")
         self._shaper.dilate(dilation)
         self.dilation = dilation
+
+    def dilated(self, direction: Direction) -> Direction:
+        """What is applied in wall time for a direction of the emulated world."""
+        return dilated(direction, self.dilation)
 
     def status(self) -> Status:
         """What is there and what is broken."""

@@ -33,6 +33,8 @@ from testbed.wiring import NODE_PREFIX_LENGTH, NodeWiring, Wiring
 INITIAL_WINDOW_PACKETS = 256
 #: ... but never more of the smallest queue of the path than this, or the first burst would drop its own tail.
 INITIAL_WINDOW_OF_QUEUE = 0.75
+#: Between the two ends of a cable, where only probes talk, and those set their own bounds.
+PROBE_WINDOW_PACKETS = 1 << 14
 #: Set per route: the namespace-wide setting refuses what the host does not allow to everybody.
 CONGESTION_CONTROL = "cubic"
 #: Packets (or bundles) between the kernel and the relay, which reads at once; only a relay that lags fills this.
@@ -127,7 +129,7 @@ class NetnsBackend:
                     scope="link",
                     proto="kernel",
                     prefsrc=interface.address,
-                    metrics=self._tcp(node.name, interface.peer),
+                    metrics=_tcp(PROBE_WINDOW_PACKETS),
                 )
             for route in node.routes:
                 netlink.route(
@@ -136,16 +138,20 @@ class NetnsBackend:
                     gateway=route.via,
                     oif=index[route.interface],
                     prefsrc=route.source,
-                    metrics=self._tcp(node.name, route.node),
+                    metrics=_tcp(self._window(node.name, route.node)),
                 )
         except (KeyError, NetlinkError) as error:
             raise TestbedError(f"{node.name} cannot be connected: {error}") from error
 
-    def _tcp(self, source: str, target: str) -> dict[str, int | str]:
-        """How TCP behaves on a route."""
+    def _window(self, source: str, target: str) -> int:
+        """Packets that TCP may send at first on a route."""
         queue_bytes = min(direction.effective_queue_bytes for direction in self._paths.directions(source, target))
-        window = max(2, min(self._initial_window, int(INITIAL_WINDOW_OF_QUEUE * queue_bytes / MTU_BYTES)))
-        return {"initcwnd": window, "initrwnd": 2 * window, "cc_algo": CONGESTION_CONTROL}
+        return max(2, min(self._initial_window, int(INITIAL_WINDOW_OF_QUEUE * queue_bytes / MTU_BYTES)))
+
+
+def _tcp(window: int) -> dict[str, int | str]:
+    """How TCP behaves on a route."""
+    return {"initcwnd": window, "initrwnd": 2 * window, "cc_algo": CONGESTION_CONTROL}
 
 
 def _configure_kernel(node: NodeWiring) -> None:

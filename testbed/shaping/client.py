@@ -70,10 +70,6 @@ class RelayShaper:
             raise TypeError(reply)
         return reply.lateness
 
-    def lead(self, lead_s: float) -> None:
-        """Make up for a fixed overhead of ``lead_s`` per direction."""
-        self._ask(wire.Lead(lead_s=lead_s))
-
     def dilate(self, dilation: float) -> None:
         """Run all links ``dilation`` times slower than what was and will be asked for."""
         self._ask(wire.Dilate(dilation=dilation))

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -184,3 +184,14 @@ class LinkModel(Generic[Packet]):
         self._z = kept * self._z + math.sqrt(1 - kept * kept) * self._rng.gauss(0.0, 1.0)
         self._z_at_s = at_s
         return self._z
+
+
+def dilated(direction: Direction, dilation: float) -> Direction:
+    """The direction in a world that runs ``dilation`` times slower; its queue holds the same packets."""
+    return replace(
+        direction,
+        rate_bps=direction.rate_bps / dilation,
+        delay_s=direction.delay_s * dilation,
+        jitter_s=direction.jitter_s * dilation,
+        queue_bytes=direction.effective_queue_bytes,
+    )

@@ -39,12 +39,6 @@ class TellLateness(msgspec.Struct, frozen=True, kw_only=True, tag="lateness"):
     reset: bool = False
 
 
-class Lead(msgspec.Struct, frozen=True, kw_only=True, tag="lead"):
-    """Release packets this much early, to make up for the relay's own fixed overhead."""
-
-    lead_s: float
-
-
 class Dilate(msgspec.Struct, frozen=True, kw_only=True, tag="dilate"):
     """Run all links ``dilation`` times slower than their directions say."""
 
@@ -84,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
-Request = Plug | Shape | Report | TellLateness | Lead | Dilate | Stop
+Request = Plug | Shape | Report | TellLateness | Dilate | Stop
 Reply = Done | Applied | Reported | Late | Failed
 
 encode = msgspec.json.encode

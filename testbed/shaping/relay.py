@@ -6,6 +6,10 @@ Each end of a cable is a TUN device inside a sandbox.  What a node sends into it
 only queue that counts is the model's; the model says when it arrives, and then it is written into the other end.  The
 loop sleeps until the next packet is due or a new one comes, and handles whatever has gathered when it wakes.
 
+Waking up takes time: a packet is read a little after it was sent, and released a little after it was due.  The relay
+measures how late its own sleeps end (their running median) and releases packets by twice that early, once for reading
+and once for releasing, so that links keep the delay of their file on idle and on busy machines alike.
+
 One heap holds, for every direction with packets under way, the time of its first.  Links keep order, so this entry is
 right until the packet leaves or somebody changes the link.
 """
@@ -21,7 +25,6 @@ import select
 import socket
 import sys
 import time
-from dataclasses import replace
 
 import msgspec
 import zmq
@@ -30,12 +33,16 @@ from testbed.backends import kernel
 from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
 from testbed.shaping.lateness import LatenessHistogram
-from testbed.shaping.model import LinkModel
+from testbed.shaping.model import LinkModel, dilated
 from testbed.shaping.tun import READ_BYTES, LinkControl, bundle_for, open_tun, wire_size
 from testbed.topology import Direction
 
 #: At most this many packets of one device are read before others get their turn.
 READ_BATCH = 32
+#: The estimate of how late sleeps end: where it starts, how far one sleep moves it, how large it may become.
+OVERSHOOT_S = 50e-6
+OVERSHOOT_STEP_S = 1e-6
+MAX_OVERSHOOT_S = 120e-6
 #: Rounds of control messages are rare; the garbage they make is collected rarely too.
 GC_THRESHOLD = 50_000
 
@@ -90,7 +97,7 @@ class Relay:
         self._by_fd: dict[int, Lane] = {}
         self._due: list[tuple[float, int]] = []
         self._lateness = LatenessHistogram()
-        self._lead_s = 0.0
+        self._overshoot_s = OVERSHOOT_S
         self._dilation = 1.0
         self._running = True
         self._epoll = select.epoll()
@@ -103,10 +110,11 @@ class Relay:
         while self._running:
             self._release(clock())
             if self._due:
-                sleep_s = self._due[0][0] - self._lead_s - clock()
-                if sleep_s > 0:
-                    # select takes microseconds where epoll alone would round to milliseconds
-                    select.select(ready, (), (), sleep_s)
+                wake_s = self._due[0][0] - 2 * self._overshoot_s
+                sleep_s = wake_s - clock()
+                # select takes microseconds where epoll alone would round to milliseconds
+                if sleep_s > 0 and not select.select(ready, (), (), sleep_s)[0]:
+                    self._learn(clock() - wake_s)
             else:
                 select.select(ready, (), ())
             for fd, _ in poll(0):
@@ -133,13 +141,18 @@ class Relay:
         if was_idle and len(lane.model):
             heapq.heappush(self._due, (lane.model.next_due_s, lane.order))
 
+    def _learn(self, overshoot_s: float) -> None:
+        # Steps of one size up and down settle where half of the sleeps end later and half earlier: at the median.
+        step_s = OVERSHOOT_STEP_S if overshoot_s > self._overshoot_s else -OVERSHOOT_STEP_S
+        self._overshoot_s = min(max(0.0, self._overshoot_s + step_s), MAX_OVERSHOOT_S)
+
     def _release(self, now_s: float) -> None:
-        due, horizon_s = self._due, now_s + self._lead_s
+        due, horizon_s = self._due, now_s + 2 * self._overshoot_s
         while due and due[0][0] <= horizon_s:
             at_s, order = due[0]
             lane = self._lanes[order]
             out_fd = lane.out_fd
-            self._lateness.add(horizon_s - at_s)
+            self._lateness.add(now_s - at_s)
             for packet in lane.model.due(horizon_s):
                 # An interface that somebody took down, or an endpoint without memory, loses packets as hardware would.
                 with contextlib.suppress(OSError):
@@ -177,8 +190,6 @@ class Relay:
                 if reset:
                     self._lateness = LatenessHistogram()
                 return wire.Late(lateness=lateness)
-            case wire.Lead(lead_s=lead_s):
-                self._lead_s = lead_s
             case wire.Dilate(dilation=dilation):
                 self._dilation = dilation
                 self._change({lane.order: lane.nominal for lane in self._lanes})
@@ -226,17 +237,6 @@ class Relay:
             self._lanes[order].apply(direction, self._dilation, now_s)
         self._due = [(lane.model.next_due_s, lane.order) for lane in self._lanes if len(lane.model)]
         heapq.heapify(self._due)
-
-
-def dilated(direction: Direction, dilation: float) -> Direction:
-    """The direction in a world that runs ``dilation`` times slower; its queue holds the same packets."""
-    return replace(
-        direction,
-        rate_bps=direction.rate_bps / dilation,
-        delay_s=direction.delay_s * dilation,
-        jitter_s=direction.jitter_s * dilation,
-        queue_bytes=direction.effective_queue_bytes,
-    )
 
 
 def be_punctual() -> None:
