@@ -155,6 +155,8 @@ def connect(
         except TimeoutError:
             pairs.append(None)
             continue
+        finally:
+            listener.close()
         far.setblocking(False)
         pairs.append((near, far))
     return pairs
@@ -198,24 +200,32 @@ class _Flow:
         return 8 * self._size_bytes / (self._last_s - self._first_s) if self._size_bytes else 0.0
 
 
-def goodputs_bps(transfers: Sequence[Transfer]) -> list[float]:
-    """TCP goodput of all transfers at once; 0 where nothing came."""
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+def goodputs_bps(batches: Sequence[Sequence[Transfer]]) -> list[list[float]]:
+    """TCP goodput of the transfers of each batch at once, batch after batch; 0 where nothing came.
+
+    All connections are made first, together: waiting for each handshake would take longer than measuring.
+    """
+    transfers = [transfer for batch in batches for transfer in batch]
+    with ExitStack() as stack:
         pairs = connect(
             [transfer.way for transfer in transfers],
             stack,
             deadline_s=time.monotonic() + CONNECT_S,
             bounds=[transfer.bounds for transfer in transfers],
         )
-        flows: list[_Flow | None] = []
-        for pair, transfer in zip(pairs, transfers, strict=True):
-            flow = _Flow(*pair, transfer) if pair else None
-            flows.append(flow)
+        remaining = iter(pairs)
+        return [_run([(next(remaining), transfer) for transfer in batch]) for batch in batches]
+
+
+def _run(batch: Sequence[tuple[tuple[socket.socket, socket.socket] | None, Transfer]]) -> list[float]:
+    flows = [_Flow(*pair, transfer) if pair else None for pair, transfer in batch]
+    with selectors.DefaultSelector() as selector:
+        for flow in flows:
             if flow:
                 selector.register(flow.sender, selectors.EVENT_WRITE, (flow, True))
                 selector.register(flow.receiver, selectors.EVENT_READ, (flow, False))
         _pump(selector, deadline_s=time.monotonic() + SLOWEST_S)
-        return [flow.goodput_bps() if flow else 0.0 for flow in flows]
+    return [flow.goodput_bps() if flow else 0.0 for flow in flows]
 
 
 def _pump(selector: selectors.BaseSelector, deadline_s: float) -> None:

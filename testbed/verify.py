@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from testbed.errors import TestbedError
@@ -47,19 +48,31 @@ GOODPUT_TOLERANCE = 0.10
 ACKNOWLEDGEMENT_SHARE = 0.035
 #: Faster links are only asked to carry this much.
 CEILING_BPS = 2e9
-#: Links measured together are at most this fast together, so that the machine does not limit them.
-TOGETHER_BPS = 3.5e9
-TOGETHER_FLOWS = 10
-#: A measurement takes this long, or as many packets, but not longer than MAX_MEASURE_S.
-MEASURE_S = 0.06
-RETRY_MEASURE_S = 0.2
-RETRIES = 2
+#: So many batches are connected before the first is measured: all of a small testbed, within the limit on open files.
+CONNECTED_BATCHES = 40
+#: A measurement lasts for this many packets at least, but not longer than MAX_MEASURE_S.
 MEASURE_PACKETS = 200
 MAX_MEASURE_S = 1.0
 WARM_UP_S = 0.01
 #: Probes send this much faster than the link, and never faster than FASTEST_BPS.
 PACE = 1.05
 FASTEST_BPS = 3e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """How goodput is measured, and what is measured together, so that the machine is not what limits it."""
+
+    measure_s: float
+    together_bps: float
+    together_flows: int
+
+
+ATTEMPTS = (
+    _Attempt(measure_s=0.06, together_bps=2.5e9, together_flows=6),
+    _Attempt(measure_s=0.15, together_bps=1.2e9, together_flows=3),
+    _Attempt(measure_s=0.25, together_bps=0.0, together_flows=1),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +93,14 @@ class LinkMeasurement:
 def calibrate(network: Network) -> list[LinkMeasurement]:
     """Measure every link, both ways, and judge it by what is in force; under dilation, in wall time.
 
-    What misses its bounds is measured again, longer and alone: other work of the host may have been in the way.
+    What misses its bounds is measured again, longer and with fewer beside it: the host may have been busy.
     """
     shaping = {key: network.dilated(direction) for key, direction in network.shaping().items()}
     probes = [_Probe(network, link, source, shaping) for link in network.topology.links for source in (link.a, link.b)]
-    measured = _measure(probes, MEASURE_S, TOGETHER_BPS, TOGETHER_FLOWS)
-    for _ in range(RETRIES):
+    measured = _measure(probes, ATTEMPTS[0])
+    for attempt in ATTEMPTS[1:]:
         doubtful = [n for n, measurement in enumerate(measured) if not measurement.ok]
-        for n, again in zip(doubtful, _measure([probes[n] for n in doubtful], RETRY_MEASURE_S, 0.0, 1), strict=True):
+        for n, again in zip(doubtful, _measure([probes[n] for n in doubtful], attempt), strict=True):
             measured[n] = again
     return measured
 
@@ -244,9 +257,9 @@ class _Probe:
         return judge(measured, self.there, self.back)
 
 
-def _measure(
-    probes: Sequence[_Probe], measure_s: float, together_bps: float, together_flows: int
-) -> list[LinkMeasurement]:
+def _measure(probes: Sequence[_Probe], attempt: _Attempt) -> list[LinkMeasurement]:
+    if not probes:
+        return []
     longest_s = max((probe.there.delay_s + probe.back.delay_s for probe in probes), default=0.0)
     jitter_s = max((probe.there.jitter_s + probe.back.jitter_s for probe in probes), default=0.0)
     by_link = {probe.link: probe.way for probe in probes}
@@ -254,20 +267,22 @@ def _measure(
     echoes = round_trips_s(list(by_link.values()), probes=ECHOES, interval_s=ECHO_INTERVAL_S, wait_s=wait_s)
     rtts = dict(zip(by_link, map(middle, echoes), strict=True))
     found = [0.0] * len(probes)
-    for batch in _batches([probe.there.rate_bps for probe in probes], together_bps, together_flows):
-        goodputs = goodputs_bps([probes[n].transfer(measure_s) for n in batch])
-        for n, goodput_bps in zip(batch, goodputs, strict=True):
+    batches = list(_batches([probe.there.rate_bps for probe in probes], attempt))
+    for first in range(0, len(batches), CONNECTED_BATCHES):
+        some = batches[first : first + CONNECTED_BATCHES]
+        goodputs = goodputs_bps([[probes[n].transfer(attempt.measure_s) for n in batch] for batch in some])
+        for n, goodput_bps in zip(chain(*some), chain(*goodputs), strict=True):
             found[n] = goodput_bps
     return [probe.judged(rtts[probe.link], found[n]) for n, probe in enumerate(probes)]
 
 
-def _batches(rates_bps: Sequence[float], together_bps: float, together_flows: int) -> Iterator[list[int]]:
+def _batches(rates_bps: Sequence[float], attempt: _Attempt) -> Iterator[list[int]]:
     """Which to measure together: similar rates, since they take similarly long, up to what the machine carries."""
     batch: list[int] = []
     load_bps = 0.0
     for n in sorted(range(len(rates_bps)), key=lambda n: rates_bps[n]):
         rate_bps = min(rates_bps[n], CEILING_BPS)
-        if batch and (load_bps + rate_bps > together_bps or len(batch) == together_flows):
+        if batch and (load_bps + rate_bps > attempt.together_bps or len(batch) == attempt.together_flows):
             yield batch
             batch, load_bps = [], 0.0
         batch.append(n)
