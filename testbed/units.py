@@ -73,7 +73,7 @@ class Dimension:
             raise UnitError(f"{_quoted(text)} is not {self.name}: write a number and a unit, such as {self.example}")
         number, unit = match["number"], (match["unit"] or "")
         value = Fraction(number)
-        if match["sign"] == "-" and value:
+        if match["sign"] == "-":
             raise UnitError(f"{_quoted(text)} is negative; {self.name} is zero or more")
         if not unit and not value:
             return value  # nothing is nothing in every unit

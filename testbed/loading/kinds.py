@@ -148,7 +148,7 @@ class Quantity(Generic[T]):
         # The longest unit first: a regular expression takes the first alternative that fits.
         written = "|".join(re.escape(unit) for unit in sorted(self.dimension.units, key=len, reverse=True) if unit)
         optional = "?" if "" in self.dimension.units else ""
-        pattern = rf"^\s*(\+?{units.NUMBER}\s*({written}){optional}|[+-]?0+(\.0*)?)\s*$"
+        pattern = rf"^\s*(\+?{units.NUMBER}\s*({written}){optional}|\+?(0+(\.0*)?|\.0+)([eE][+-]?[0-9]{{1,2}})?)\s*$"
         text = {"type": "string", "pattern": pattern, "maxLength": units.MAX_TEXT}
         number = {"type": "number", "minimum": 0} if optional else {"const": 0}
         return {"anyOf": [text, number], "examples": [self.least, self.most]}
