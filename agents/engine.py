@@ -247,6 +247,7 @@ class Engine:
     async def _run_experts(self, layer: int, batch: Batch, hidden: Array, ready_s: float) -> tuple[Array, int, float]:
         """Run a batch of this server's experts: their sum (tokens sent, width), how many were loaded, the finish."""
         total = np.zeros(hidden.shape, dtype=np.int64)
+        outputs = np.zeros((len(batch.index), hidden.shape[1]), dtype=np.float32)
         bounds = np.cumsum([0, *(call.rows for call in batch.calls)]).tolist()
         spans = {call: slice(first, last) for call, first, last in zip(batch.calls, bounds, bounds[1:], strict=False)}
         keys = {call: (layer, call.expert, call.precision) for call in batch.calls}
@@ -256,9 +257,11 @@ class Engine:
         def work(calls: list[ExpertCall]) -> Callable[[], None]:
             def compute() -> None:
                 for call in calls:
-                    lines = batch.index[spans[call]]
-                    output = self._twin.expert(layer, call.expert, call.precision, hidden[lines])
-                    total[lines] += contribution(output, batch.weights[spans[call]])
+                    inputs = hidden[batch.index[spans[call]]]
+                    outputs[spans[call]] = self._twin.expert(layer, call.expert, call.precision, inputs)
+                parts = contribution(outputs, batch.weights)
+                for call in calls:
+                    total[batch.index[spans[call]]] += parts[spans[call]]
 
             return compute
 

@@ -37,11 +37,13 @@ class Routed:
     demands: tuple[ExpertDemand, ...]
     lines: dict[int, Array]  # expert -> tokens that chose it, ascending
     weights: dict[int, Array]  # expert -> their gate weights
+    masks: Array  # (experts, tokens) bool
 
     @classmethod
     def of(cls, gate: Gate, *, experts: int) -> Routed:
         """Sort the gate's decisions by expert; within an expert, tokens keep their order."""
-        total = float(gate.weights.sum()) or 1.0
+        shares = np.bincount(gate.experts.ravel(), gate.weights.ravel(), minlength=experts)
+        shares = (shares / (shares.sum() or 1.0)).tolist()
         masks = np.zeros((experts, len(gate.hidden)), dtype=bool)
         assignments = gate.assignments()
         for part in assignments:
@@ -52,7 +54,7 @@ class Routed:
                 expert=part.expert,
                 rows=int.from_bytes(packed[part.expert].tobytes(), "little"),
                 tokens=len(part.tokens),
-                gate_share=float(part.weights.sum()) / total,
+                gate_share=shares[part.expert],
             )
             for part in assignments
         )
@@ -60,18 +62,20 @@ class Routed:
             demands=demands,
             lines={part.expert: part.tokens for part in assignments},
             weights={part.expert: part.weights for part in assignments},
+            masks=masks,
         )
 
     def batch(self, choices: Sequence[Choice]) -> Batch:
         """The work of one server under these choices; each token's hidden state stands in it once."""
-        rows = np.unique(np.concatenate([self.lines[choice.expert] for choice in choices]))
+        sent = self.masks[[choice.expert for choice in choices]].any(axis=0)
+        line_of = np.cumsum(sent, dtype=np.int32) - 1  # token -> its line in the matrix of tokens sent
         calls = [
             ExpertCall(expert=choice.expert, precision=choice.precision, rows=len(self.lines[choice.expert]))
             for choice in choices
         ]
-        index = np.concatenate([np.searchsorted(rows, self.lines[choice.expert]) for choice in choices])
+        index = line_of[np.concatenate([self.lines[choice.expert] for choice in choices])]
         weights = np.concatenate([self.weights[choice.expert] for choice in choices])
-        return Batch(calls=calls, rows=rows.astype(np.int32), index=index.astype(np.int32), weights=weights)
+        return Batch(calls=calls, rows=np.flatnonzero(sent).astype(np.int32), index=index, weights=weights)
 
 
 def by_server(choices: Iterable[Choice]) -> dict[str, list[Choice]]:

@@ -3,10 +3,10 @@ r"""What one server knows of the others: who is alive, how busy, and how the way
 Every message on the data plane carries its sending time, so its receiver measures the path:
 
     small messages:   d  <-  d + alpha (transit - d)                                                              (1)
-    large messages:   b  <-  b + alpha (8 size / (transit - d) - b)                                               (2)
+    large messages:   p  <-  p + alpha ((transit - d) / (8 size) - p)                                             (2)
 
     d  one-way delay, s; includes queueing behind other traffic        transit  receive time - send time
-    b  rate that one message gets, bit/s; congestion shows here
+    p  pace that one message gets, s/bit, the inverse of a rate; congestion shows here
 
 Estimates age back to the nominal value of the topology with time constant ``FORGET_S``: a path that is avoided gets no
 messages and would otherwise look bad for ever.  Each server gossips the estimates of the paths INTO it; together
@@ -35,17 +35,17 @@ class _Path:
     """Running estimate of the path from one server to another."""
 
     nominal_delay_s: float
-    nominal_rate_bps: float
+    nominal_pace_s: float  # seconds per bit
     delay_s: float
-    rate_bps: float
+    pace_s: float
     updated_s: float
 
     def aged(self, now_s: float) -> tuple[float, float]:
-        """Delay and rate, faded towards the nominal values since they were measured."""
+        """Delay and pace, faded towards the nominal values since they were measured."""
         keep = math.exp(-max(0.0, now_s - self.updated_s) / FORGET_S)
         return (
             self.nominal_delay_s + keep * (self.delay_s - self.nominal_delay_s),
-            self.nominal_rate_bps + keep * (self.rate_bps - self.nominal_rate_bps),
+            self.nominal_pace_s + keep * (self.pace_s - self.nominal_pace_s),
         )
 
 
@@ -81,15 +81,14 @@ class Telemetry:
         source = self._places[message.source]
         transit_s = max(1e-6, now_s - message.sent_s)
         path = self._path(source, self._me, now_s)
-        delay_s, rate_bps = path.aged(now_s)
+        delay_s, pace_s = path.aged(now_s)
         if message.size_bytes <= SMALL_BYTES:
-            path.delay_s, path.rate_bps = delay_s + SMOOTHING * (transit_s - delay_s), rate_bps
+            path.delay_s, path.pace_s = delay_s + SMOOTHING * (transit_s - delay_s), pace_s
             path.updated_s = now_s
         elif message.size_bytes >= LARGE_BYTES:
             # Never faster than the slowest link of the path: a clock that jumps must not invent bandwidth.
-            serialization_s = max(transit_s - delay_s, BITS_PER_BYTE * message.size_bytes / path.nominal_rate_bps)
-            measured_bps = BITS_PER_BYTE * message.size_bytes / serialization_s
-            path.delay_s, path.rate_bps = delay_s, rate_bps + SMOOTHING * (measured_bps - rate_bps)
+            measured_s = max(path.nominal_pace_s, (transit_s - delay_s) / (BITS_PER_BYTE * message.size_bytes))
+            path.delay_s, path.pace_s = delay_s, pace_s + SMOOTHING * (measured_s - pace_s)
             path.updated_s = now_s
         if isinstance(message.body, State):
             state = message.body
@@ -97,7 +96,9 @@ class Telemetry:
             for row in state.links:
                 if row.source in self._places:
                     other = self._path(self._places[row.source], source, now_s)
-                    other.delay_s, other.rate_bps, other.updated_s = row.delay_s, row.rate_bps, now_s
+                    if not row.rate_bps > 0:
+                        continue  # nonsense from the wire
+                    other.delay_s, other.pace_s, other.updated_s = row.delay_s, 1 / row.rate_bps, now_s
 
     def tick(self, *, now_s: float) -> list[str]:
         """Servers that are lost as of now and were not before."""
@@ -129,20 +130,21 @@ class Telemetry:
         known = self._paths.get(ends)
         if known is None:
             return self._cluster.delay_s[ends[0]][ends[1]], self._cluster.rate_bps[ends[0]][ends[1]]
-        return known.aged(now_s)
+        delay_s, pace_s = known.aged(now_s)
+        return delay_s, 1 / pace_s
 
     def own_rows(self, *, now_s: float) -> list[LinkEstimate]:
         """The measured paths into this server, for gossip."""
         rows = []
         for (source, target), path in self._paths.items():
             if target == self._me:
-                delay_s, rate_bps = path.aged(now_s)
-                rows.append(LinkEstimate(source=self._names[source], delay_s=delay_s, rate_bps=rate_bps))
+                delay_s, pace_s = path.aged(now_s)
+                rows.append(LinkEstimate(source=self._names[source], delay_s=delay_s, rate_bps=1 / pace_s))
         return rows
 
     def _path(self, source: int, target: int, now_s: float) -> _Path:
         if (source, target) not in self._paths:
             delay_s = self._cluster.delay_s[source][target]
-            rate_bps = self._cluster.rate_bps[source][target]
-            self._paths[source, target] = _Path(delay_s, rate_bps, delay_s, rate_bps, now_s)
+            pace_s = 1 / self._cluster.rate_bps[source][target]
+            self._paths[source, target] = _Path(delay_s, pace_s, delay_s, pace_s, now_s)
         return self._paths[source, target]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from scenarios.timeline import LinkChange
-from testbed.topology import Link, Topology
+from testbed.topology import Topology
 
 
 def squeeze(
@@ -22,24 +22,11 @@ def squeeze(
     return tuple(sorted(changes, key=lambda change: (change.at_s, change.link)))
 
 
-def links_between_busiest_metros(topology: Topology) -> tuple[str, ...]:
-    """Links whose ends lie in the two metros with the most users; the links of routers where servers have no labels.
+def links_between_metros(topology: Topology) -> tuple[str, ...]:
+    """Links whose ends lie in different metros, in file order; all links where no two metros are linked.
 
-    The choice depends on the users alone, never on what a framework does with the links.
+    The choice looks at the topology alone, never at what a framework does with the links.
     """
-    users: dict[str, float] = {}
     metro_of = {node.name: node.metro for node in topology.nodes}
-    for node in topology.servers:
-        users[node.metro] = users.get(node.metro, 0.0) + node.users
-    busiest = sorted(users, key=lambda metro: (-users[metro], metro))[:2]
-
-    def between(link: Link) -> bool:
-        ends = {metro_of[link.a], metro_of[link.b]}
-        return len(busiest) == 2 and ends == set(busiest)
-
-    crossing = tuple(link.name for link in topology.links if between(link))
-    return (
-        crossing
-        or tuple(link.name for link in topology.links if metro_of[link.a] != metro_of[link.b])
-        or (topology.links[0].name,)
-    )
+    crossing = tuple(link.name for link in topology.links if metro_of[link.a] != metro_of[link.b])
+    return crossing or tuple(link.name for link in topology.links)

@@ -1,6 +1,6 @@
-"""Congestion between the two busiest metros in the middle third of the run: who notices, who gets round it?
+"""Congestion between the metros in the middle third of the run: who notices, who gets round it?
 
-Every link between the two metros with the most users keeps a tenth of its rate and gains 10 ms of delay.
+Every link between two metros keeps a tenth of its rate and gains 10 ms of delay; links inside a metro stay as they are.
 
     python scenarios/link_congestion.py --help
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from scenarios.congestion import links_between_busiest_metros, squeeze
+from scenarios.congestion import links_between_metros, squeeze
 from scenarios.timeline import Scenario, Setting
 from scenarios.workload import FIRST_ARRIVAL_S, poisson
 
@@ -25,7 +25,7 @@ def build(setting: Setting) -> Scenario:
     duration_s = setting.duration_s or DURATION_S
     return Scenario(
         name="link_congestion",
-        question="What happens to each framework when the links between the two busiest metros congest?",
+        question="What happens to each framework when the links between metros congest?",
         duration_s=duration_s,
         arrival_rate_per_s=rate_per_s,
         requests=poisson(
@@ -33,7 +33,7 @@ def build(setting: Setting) -> Scenario:
         ),
         changes=squeeze(
             setting.topology,
-            links_between_busiest_metros(setting.topology),
+            links_between_metros(setting.topology),
             from_s=FIRST_ARRIVAL_S + duration_s / 3,
             to_s=FIRST_ARRIVAL_S + 2 * duration_s / 3,
             rate_share=RATE_SHARE,

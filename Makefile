@@ -1,0 +1,96 @@
+# The edge-MoE testbed from the shell.  `make` alone prints what there is.
+
+TOPOLOGY ?= topologies/edge10.yaml
+SCENARIO ?= link_congestion
+NAME     ?= edge
+PYTHON   ?= python3
+ARGS     ?=
+
+BIN       := .venv/bin
+INSTALLED := .venv/.installed
+TESTABLE  := .venv/.testable
+
+.DEFAULT_GOAL := help
+.PHONY: help demo testbed up status verify run plots down list plan check lint types test fast-test benchmarks clean
+
+##@ All in one
+
+demo: testbed ## up, a scenario under every framework, figures, down (about five minutes)
+	@trap '$(BIN)/testbed down --name $(NAME)' EXIT; \
+	$(BIN)/testbed up $(TOPOLOGY) --name $(NAME) \
+	&& $(BIN)/python scenarios/$(SCENARIO).py --testbed $(NAME) $(ARGS) \
+	&& $(BIN)/python -m analysis
+
+##@ Step by step
+
+testbed: $(INSTALLED) ## the virtual environment with everything the testbed needs
+
+up: testbed ## servers and links of TOPOLOGY (default topologies/edge10.yaml), as root
+	@$(BIN)/testbed up $(TOPOLOGY) --name $(NAME)
+
+status: testbed ## what is up, and whether it is as the file says
+	@$(BIN)/testbed status --name $(NAME)
+
+verify: testbed ## measure every link against the file
+	@$(BIN)/testbed verify --name $(NAME)
+
+run: testbed ## play SCENARIO (default link_congestion) under every framework; more options in ARGS
+	@$(BIN)/python scenarios/$(SCENARIO).py --testbed $(NAME) $(ARGS)
+
+plots: testbed ## figures, tables and report.html of the newest results
+	@$(BIN)/python -m analysis
+
+down: testbed ## remove everything that `up` made, whatever state it is in
+	@$(BIN)/testbed down --name $(NAME)
+
+##@ Look before you run
+
+list: testbed ## frameworks, scenarios, topologies
+	@$(BIN)/python orchestrator.py list
+
+plan: testbed ## both timelines of SCENARIO, without running anything
+	@$(BIN)/python orchestrator.py plan $(SCENARIO) --topology $(TOPOLOGY) $(ARGS)
+
+##@ For developers
+
+check: lint types fast-test ## lint, types and the fast tests, in about a minute
+
+lint: $(TESTABLE)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(TESTABLE)
+	@$(BIN)/mypy
+
+fast-test: $(TESTABLE)
+	@$(BIN)/pytest tests/unit tests/golden -m "not slow and not root"
+
+test: $(TESTABLE) ## install what the tests need and run all that this machine can run
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pytest
+
+benchmarks: $(TESTABLE) ## print the figures that the README states (some minutes; as root)
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean: ## remove the virtual environment, results and figures
+	rm -rf .venv results figures .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+help:
+	@awk 'BEGIN {FS = ":.*## "} \
+	/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo; echo "Variables: TOPOLOGY SCENARIO NAME ARGS, e.g. make run SCENARIO=steady_load ARGS='--rate 20'"
+
+# Debian ships Python without ensurepip; say what to type, or, as root, type it.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "Python 3.11 or newer is needed: set PYTHON=..."; exit 2; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	|| { [ "$$(id -u)" = 0 ] && apt-get install -y python3-venv; } \
+	|| { echo "the venv module is missing: apt-get install python3-venv"; exit 2; }
+	@echo "installing into .venv (once)"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --root-user-action=ignore --editable .
+	@touch $@
+
+$(TESTABLE): $(INSTALLED)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --root-user-action=ignore --editable '.[test]'
+	@touch $@

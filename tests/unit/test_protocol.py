@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents import protocol
+from agents.protocol import (
+    MAGIC,
+    Configure,
+    Failed,
+    Message,
+    Placement,
+    ProtocolError,
+    Replica,
+    Result,
+    State,
+    decode,
+    decode_command,
+    encode,
+    encode_management,
+)
+from tests.support.clusters import cluster
+
+
+def result_message(tokens: int, size_bytes: int) -> Message:
+    rows = np.arange(tokens, dtype="<i4")
+    total = np.arange(tokens * 4, dtype="<i8").reshape(tokens, 4)
+    return Message(
+        source="s1",
+        sent_s=1.5,
+        size_bytes=size_bytes,
+        body=Result(request=1, step=0, layer=3, loaded=0),
+        arrays=(rows, total),
+    )
+
+
+@given(tokens=st.integers(0, 40), size_bytes=st.integers(0, 6_000_000))
+def test_a_message_arrives_as_it_was_sent(tokens: int, size_bytes: int) -> None:
+    sent = result_message(tokens, size_bytes)
+    received = decode(encode(sent))
+
+    assert (received.source, received.sent_s, received.body) == (sent.source, sent.sent_s, sent.body)
+    for ours, theirs in zip(received.arrays, sent.arrays, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_message_weighs_what_the_large_models_would() -> None:
+    frames = encode(result_message(37, 303_104))
+
+    assert 303_104 <= sum(len(frame) for frame in frames) <= 303_104 + 16
+
+
+def test_a_message_larger_than_the_model_says_is_not_padded() -> None:
+    assert len(encode(result_message(3, 0))) == 4
+
+
+def test_arrays_are_writable_and_aligned_whatever_the_buffer() -> None:
+    frames = [memoryview(b"x" + bytes(frame))[1:] for frame in encode(result_message(5, 0))]
+    total = decode(frames).arrays[1]
+
+    total += 1
+    assert total.ctypes.data % total.itemsize == 0
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda frames: frames[:1], "at least 2 frames"),
+        (lambda frames: [b"http", *frames[1:]], "first frame must be"),
+        (lambda frames: [MAGIC[:3] + b"\x63", *frames[1:]], "wire version"),
+        (lambda frames: [frames[0], b"\xc1", *frames[2:]], "no valid envelope"),
+        (lambda frames: [frames[0], b"\x80", *frames[2:]], "no valid envelope"),
+        (lambda frames: frames[:3], "carries 2 arrays"),
+        (lambda frames: [*frames[:2], frames[2][:-1], frames[3]], "bytes, not"),
+        (lambda frames: [frames[0], bytes(5_000_000), *frames[2:]], "an envelope has at most"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(damage: object, expected: str) -> None:
+    frames = [bytes(frame) for frame in encode(result_message(3, 0))]
+    with pytest.raises(ProtocolError, match=expected):
+        decode(damage(frames))  # type: ignore[operator]
+
+
+def test_a_shape_that_would_take_too_much_memory_is_refused_before_it_is_taken() -> None:
+    message = result_message(3, 0)
+    huge = protocol._Envelope("s1", 0.0, 0, [[2**40], [2**40, 4]], message.body)
+    frames = [MAGIC, msgspec.msgpack.encode(huge), b"", b""]
+    with pytest.raises(ProtocolError, match="at most"):
+        decode(frames)
+
+
+def test_arrays_of_another_type_than_declared_are_refused_at_the_sender() -> None:
+    message = Message(
+        source="s1",
+        sent_s=0.0,
+        size_bytes=0,
+        body=Result(request=1, step=0, layer=0, loaded=0),
+        arrays=(np.zeros(1, dtype="<i8"), np.zeros((1, 4), dtype="<i8")),
+    )
+    with pytest.raises(ProtocolError, match=r"Result.rows is <i8"):
+        encode(message)
+
+
+@pytest.mark.parametrize(
+    "body", [Failed(request=1, step=0, reason="why"), State(backlog_s=0.1, wait_s=0.0, load_backlog_s=0.0, links=[])]
+)
+def test_bodies_without_arrays_travel_too(body: Failed | State) -> None:
+    assert decode(encode(Message(source="s1", sent_s=0.0, size_bytes=0, body=body))).body == body
+
+
+@given(noise=st.binary(max_size=200))
+def test_noise_on_the_data_plane_is_an_error_and_nothing_else(noise: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode([MAGIC, noise])
+
+
+@given(noise=st.binary(max_size=200))
+def test_noise_on_the_management_plane_is_an_error_and_nothing_else(noise: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_command(noise)
+
+
+def test_a_whole_configuration_survives_the_management_plane() -> None:
+    command = Configure(
+        run_id="r",
+        framework="greedy",
+        framework_options={"a": 1},
+        cluster=cluster(2),
+        placement=Placement(
+            replicas=(Replica(layer=0, expert=1, server="s1", precision="full", fast=True),), notes={"x": [1, 2]}
+        ),
+        addresses={"s1": "tcp://s1:5555"},
+        origin_s=1.0,
+        dilation=2.0,
+        quality_budget=0.02,
+    )
+    assert decode_command(encode_management(command)) == command

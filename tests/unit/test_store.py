@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from agents.errors import PlacementError
+from agents.protocol import Replica
+from agents.store import FAST_SHARE, ExpertStore
+from tests.support.virtual import VirtualClock, VirtualLoop
+from testbed.topology import Device
+
+EXPERT_BYTES = {"full": 100}
+
+
+def device(*, fast_bytes: int) -> Device:
+    return Device(
+        peak_flops_per_s=1e12,
+        memory_bytes_per_s=1e11,
+        fast_bytes=fast_bytes,
+        slow_bytes=1_000,
+        load_bytes_per_s=1_000.0,  # 0.1 s per expert
+    )
+
+
+def replica(expert: int, *, fast: bool) -> Replica:
+    return Replica(layer=0, expert=expert, server="s1", precision="full", fast=fast)
+
+
+def key(expert: int) -> tuple[int, int, str]:
+    return 0, expert, "full"
+
+
+def in_virtual_time(
+    body: Callable[[ExpertStore, VirtualClock], Awaitable[None]], replicas: list[Replica], *, fast_bytes: int
+) -> None:
+    loop = VirtualLoop()
+    clock = VirtualClock(loop)
+    store = ExpertStore(
+        replicas=replicas, device=device(fast_bytes=fast_bytes), expert_bytes=EXPERT_BYTES, clock=clock
+    )
+
+    async def main() -> None:
+        await body(store, clock)
+
+    loop.run_until_complete(main())
+    loop.close()
+
+
+def room(experts: int) -> int:
+    """Fast memory in which exactly this many experts fit."""
+    return round(experts * 100 / FAST_SHARE + 1)
+
+
+async def use(store: ExpertStore, clock: VirtualClock, expert: int) -> float:
+    """Seconds until the expert was there."""
+    began_s = clock.now_s()
+    store.hold(key(expert))
+    there_s = await store.fetch(key(expert), ready_s=began_s)
+    store.release(key(expert))
+    return there_s - began_s
+
+
+def test_an_expert_in_fast_memory_is_there_at_once_and_a_slow_one_is_loaded() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        assert await use(store, clock, 0) == 0.0
+        assert await use(store, clock, 1) == pytest.approx(0.1)
+        assert await use(store, clock, 1) == 0.0
+
+    in_virtual_time(body, [replica(0, fast=True), replica(1, fast=False)], fast_bytes=room(2))
+
+
+def test_the_least_recently_used_expert_goes_first() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        for expert in (0, 1, 0, 2):  # 2 evicts 1
+            await use(store, clock, expert)
+        assert await use(store, clock, 0) == 0.0
+        assert await use(store, clock, 1) == pytest.approx(0.1)
+
+    in_virtual_time(body, [replica(expert, fast=False) for expert in range(3)], fast_bytes=room(2))
+
+
+def test_an_expert_in_use_is_not_evicted() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.hold(key(0))
+        await store.fetch(key(0), ready_s=clock.now_s())
+        await use(store, clock, 1)
+        assert store.is_fast(key(0))
+
+    in_virtual_time(body, [replica(expert, fast=False) for expert in range(2)], fast_bytes=room(1))
+
+
+def test_calls_that_need_the_same_load_share_it() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        waited_s = await asyncio.gather(use(store, clock, 0), use(store, clock, 0))
+        assert waited_s == [pytest.approx(0.1)] * 2
+        assert store.loader.jobs == 1
+
+    in_virtual_time(body, [replica(0, fast=False)], fast_bytes=room(1))
+
+
+def test_without_room_for_one_expert_every_use_is_a_load() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        assert await use(store, clock, 0) == pytest.approx(0.1)
+        assert await use(store, clock, 0) == pytest.approx(0.1)
+
+    in_virtual_time(body, [replica(0, fast=False)], fast_bytes=50)
+
+
+def test_an_expert_that_was_not_placed_here_is_refused() -> None:
+    async def body(store: ExpertStore, _: VirtualClock) -> None:
+        with pytest.raises(PlacementError, match="expert 7 of layer 0 in precision full has no replica"):
+            store.hold(key(7))
+
+    in_virtual_time(body, [replica(0, fast=True)], fast_bytes=room(1))
+
+
+def test_a_placement_beyond_the_fast_memory_is_refused() -> None:
+    with pytest.raises(PlacementError, match="fast memory"):
+        in_virtual_time(_nothing, [replica(0, fast=True), replica(1, fast=True)], fast_bytes=room(1))
+
+
+async def _nothing(store: ExpertStore, clock: VirtualClock) -> None:
+    raise AssertionError("the store should have refused")
