@@ -1,7 +1,7 @@
 """A whole cluster of real agents in one process and in virtual time, for tests: no root, no packets, no waiting.
 
-Messages take the nominal time of an idle path, encoded and decoded like on the wire.  (Links shared by several transfers,
-loss and congestion belong to the simulator backend, not to this.)
+Messages take the nominal time of an idle path, encoded and decoded like on the wire.  (Links shared by several
+transfers, loss and congestion belong to the simulator backend, not to this.)
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class VirtualFleet:
             framework_options={},
             cluster=self.cluster,
             placement=placement,
-            addresses={server: "" for server in self.cluster.names},
+            addresses=dict.fromkeys(self.cluster.names, ""),
             origin_s=0.0,
             dilation=1.0,
             quality_budget=quality_budget,

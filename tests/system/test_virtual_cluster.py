@@ -11,7 +11,7 @@ import pytest
 
 from agents.cluster import Cluster, cluster_of
 from agents.frameworks.registry import FRAMEWORKS, create
-from agents.protocol import Collected, Collect, Done, Refused, Submit
+from agents.protocol import Collect, Collected, Done, Refused, Submit
 from orchestration.comparison import Model
 from orchestration.references import references
 from scenarios.timeline import Request, Setting
@@ -129,7 +129,8 @@ def test_generated_tokens_are_those_of_one_process(framework: str, model: Model)
     for request in requests:
         entry = done[request.number]
         assert len(entry.top1) == request.output_tokens
-        assert entry.ttft_s is not None and entry.tpot_s is not None
+        assert entry.ttft_s is not None
+        assert entry.tpot_s is not None
         assert 0 < entry.ttft_s < entry.finished_s - request.at_s
 
 
@@ -239,7 +240,7 @@ def test_a_framework_in_one_file_of_the_users_runs(tmp_path: Path, model: Model)
         (
             """
             def plan(self, demand, view):
-                choices = [Choice(expert=entry.expert, server=view.server, precision="int3") for entry in demand.experts]
+                choices = [Choice(expert=e.expert, server=view.server, precision="int3") for e in demand.experts]
                 return Plan(choices=tuple(choices), next_server=view.server)
             """,
             "holds no int3 copy",

@@ -8,8 +8,8 @@ import pytest
 from agents.errors import PlacementError
 from agents.protocol import Replica
 from agents.store import FAST_SHARE, ExpertStore
-from tests.support.virtual import VirtualClock, VirtualLoop
 from testbed.topology import Device
+from tests.support.virtual import VirtualClock, VirtualLoop
 
 EXPERT_BYTES = {"full": 100}
 
