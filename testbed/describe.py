@@ -22,6 +22,7 @@ from testbed.units import format_bandwidth, format_flops, format_fraction, forma
 
 #: Beyond this many servers a matrix is no longer looked at; its distribution is shown instead.
 MAX_MATRIX_SERVERS = 40
+MAX_LINKS_LISTED = 300
 MAX_PATHS_LISTED = 20
 #: Marks a pair whose packets cross other nodes.
 MULTI_HOP = "*"
@@ -68,6 +69,8 @@ def report(topology: Topology, *, width: int) -> Iterator[RenderableType]:
     if topology.links:
         yield "\nLinks (delay is one way; ↔ both directions alike)"
         yield _links_table(topology)
+        if len(topology.links) > MAX_LINKS_LISTED:
+            yield f"and {len(topology.links) - MAX_LINKS_LISTED} more links"
     if len(servers) > MAX_MATRIX_SERVERS:
         yield f"\nAll {len(servers) * (len(servers) - 1) // 2} pairs of servers (too many for a matrix)"
         yield _distribution(paths, servers)
@@ -113,7 +116,7 @@ def _links_table(topology: Topology) -> Table:
     table.add_column("to")
     for column in ("rate", "delay", "jitter", "loss", "queue"):
         table.add_column(column, justify="right")
-    for link in topology.links:
+    for link in topology.links[:MAX_LINKS_LISTED]:
         if link.forward == link.backward:
             table.add_row(link.a, "↔", link.b, *_direction_cells(link.forward))
         else:

@@ -25,93 +25,133 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from array import array
+from dataclasses import dataclass
 
 from testbed.topology import Direction, Topology
 
 #: Delays are compared in whole picoseconds: sums of the same links in another order are then exactly equal.
 PS_PER_S = 1e12
+NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """All best paths towards one target, by the place of their source in the file."""
+
+    next_hop: array[int]  # place; NOWHERE where no path leads to the target
+    delay_ps: array[int]
+    rate_bps: array[float]
 
 
 class Paths:
-    """All shortest paths of a connected topology, computed per target when first asked for."""
+    """All shortest paths of a topology, computed per target when first asked for."""
 
     def __init__(self, topology: Topology) -> None:
         self._names = tuple(node.name for node in topology.nodes)
         self._place = {name: place for place, name in enumerate(self._names)}
         self._is_server = tuple(node.kind == "server" for node in topology.nodes)
         self._directions: dict[tuple[str, str], Direction] = {}
-        #: For each node, those that can send to it: (place, delay in ps).
-        self._senders: tuple[list[tuple[int, int]], ...] = tuple([] for _ in self._names)
+        #: For each node, those that can send to it: (place, delay in ps, rate).
+        self._senders: tuple[list[tuple[int, int, float]], ...] = tuple([] for _ in self._names)
         for link in topology.links:
             self._add(link.a, link.b, link.forward)
             self._add(link.b, link.a, link.backward)
-        self._next_hops: dict[str, Mapping[str, str]] = {}
+        self._trees: dict[int, _Tree] = {}
 
-    def next_hops(self, target: str) -> Mapping[str, str]:
-        """For every other node that can reach ``target``, the neighbour that its packets for ``target`` go to."""
-        if target not in self._next_hops:
-            self._next_hops[target] = self._dijkstra(self._place[target])
-        return self._next_hops[target]
+    def next_hop(self, source: str, target: str) -> str:
+        """The neighbour that ``source`` sends packets for ``target`` to; KeyError where no path leads there."""
+        place = self._tree(target).next_hop[self._place[source]]
+        if place == NOWHERE:
+            raise KeyError(f"no path from {source} to {target}")
+        return self._names[place]
 
     def path(self, source: str, target: str) -> tuple[str, ...]:
         """The nodes that a packet meets, both ends included; KeyError where no path leads there."""
-        hops, nodes = self.next_hops(target), [source]
+        nodes = [source]
         while nodes[-1] != target:
-            nodes.append(hops[nodes[-1]])
+            nodes.append(self.next_hop(nodes[-1], target))
         return tuple(nodes)
 
     def directions(self, source: str, target: str) -> tuple[Direction, ...]:
         """The link directions that a packet crosses, in order."""
-        nodes = self.path(source, target)
-        return tuple(self._directions[hop] for hop in itertools.pairwise(nodes))
+        return tuple(self._directions[hop] for hop in itertools.pairwise(self.path(source, target)))
 
     def delay_s(self, source: str, target: str) -> float:
         """One-way propagation from ``source`` to ``target``, without queueing."""
-        return math.fsum(direction.delay_s for direction in self.directions(source, target))
+        return self._delay_ps(source, target) / PS_PER_S
 
     def expected_rtt_s(self, a: str, b: str) -> float:
         """What ping should show: there on one path, back on the other, without queueing."""
-        return self.delay_s(a, b) + self.delay_s(b, a)
+        return (self._delay_ps(a, b) + self._delay_ps(b, a)) / PS_PER_S
 
     def bottleneck_bps(self, source: str, target: str) -> float:
         """Rate of the slowest link on the way; infinite from a node to itself."""
-        return min((direction.rate_bps for direction in self.directions(source, target)), default=math.inf)
+        if source != target:
+            self.next_hop(source, target)
+        return self._tree(target).rate_bps[self._place[source]]
 
     def transit_nodes(self) -> frozenset[str]:
         """The nodes that the path of some other pair crosses."""
-        # Somebody's next hop that is not the target itself is crossed on the way there.
-        return frozenset(hop for target in self._names for hop in self.next_hops(target).values() if hop != target)
+        crossed: set[int] = set()
+        for place, target in enumerate(self._names):
+            # Somebody's next hop that is not the target itself is crossed on the way there.
+            crossed |= set(self._tree(target).next_hop) - {place, NOWHERE}
+        return frozenset(self._names[place] for place in crossed)
+
+    def _delay_ps(self, source: str, target: str) -> int:
+        if source != target:
+            self.next_hop(source, target)
+        return self._tree(target).delay_ps[self._place[source]]
 
     def _add(self, source: str, target: str, direction: Direction) -> None:
         self._directions[source, target] = direction
-        self._senders[self._place[target]].append((self._place[source], round(direction.delay_s * PS_PER_S)))
+        delay_ps = round(direction.delay_s * PS_PER_S)
+        self._senders[self._place[target]].append((self._place[source], delay_ps, direction.rate_bps))
 
-    def _dijkstra(self, target: int) -> Mapping[str, str]:
-        hop_of: dict[int, int] = {}
-        # (servers crossed, delay in ps, links, place of the next hop, place): the heap's order is the order of (1).
-        heap = [(0, 0, 0, target, target)]
+    def _tree(self, target: str) -> _Tree:
+        place = self._place[target]
+        if place not in self._trees:
+            self._trees[place] = self._dijkstra(place)
+        return self._trees[place]
+
+    def _dijkstra(self, target: int) -> _Tree:
+        size = len(self._names)
+        tree = _Tree(array("q", [NOWHERE]) * size, array("q", [0]) * size, array("d", [math.inf]) * size)
+        settled = bytearray(size)
+        # (servers crossed, delay in ps, links, place of the next hop): the order of these is the order of (1).
+        best: list[tuple[int, int, int, int] | None] = [None] * size
+        best[target] = start = (0, 0, 0, target)
+        heap = [(start, target)]
+        unreached, most_crossed = size - 1, 0
         while heap:
-            crossed, delay_ps, links, hop, place = heapq.heappop(heap)
-            if place in hop_of:
+            (crossed, delay_ps, links, hop), place = heapq.heappop(heap)
+            if settled[place]:
                 continue
-            hop_of[place] = hop
-            crossing = crossed + (place != target and self._is_server[place])
-            for sender, link_ps in self._senders[place]:
-                if sender not in hop_of:
-                    heapq.heappush(heap, (crossing, delay_ps + link_ps, links + 1, place, sender))
-        del hop_of[target]
-        return {self._names[place]: self._names[hop] for place, hop in hop_of.items()}
+            settled[place] = True
+            if place != target:
+                tree.next_hop[place], tree.delay_ps[place] = hop, delay_ps
+                crossed += self._is_server[place]
+            # All others are reached over fewer servers than by way of this one: in a full mesh, the whole search.
+            if not unreached and crossed > most_crossed:
+                continue
+            for sender, link_ps, rate_bps in self._senders[place]:
+                if settled[sender]:
+                    continue
+                cost, known = (crossed, delay_ps + link_ps, links + 1, place), best[sender]
+                if known is None or cost < known:
+                    unreached -= known is None
+                    most_crossed = max(most_crossed, crossed)
+                    best[sender] = cost
+                    tree.rate_bps[sender] = min(rate_bps, tree.rate_bps[place])
+                    heapq.heappush(heap, (cost, sender))
+        return tree
 
 
 def routes(topology: Topology) -> dict[str, dict[str, str]]:
     """``routes(t)[node][target]`` is the neighbour to which ``node`` sends packets for ``target``."""
-    paths = Paths(topology)
-    names = [node.name for node in topology.nodes]
-    return {
-        node: {target: paths.next_hops(target)[node] for target in names if node in paths.next_hops(target)}
-        for node in names
-    }
+    paths, names = Paths(topology), [node.name for node in topology.nodes]
+    return {node: {target: paths.next_hop(node, target) for target in names if target != node} for node in names}
 
 
 def path(topology: Topology, a: str, b: str) -> tuple[str, ...]:

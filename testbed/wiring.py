@@ -190,8 +190,10 @@ def _cables(topology: Topology) -> tuple[Cable, ...]:
 def _interface_names(peers: list[str]) -> dict[str, str]:
     # Short names keep their readable form whatever the order: only then are the long ones cut to what is left.
     names: dict[str, str] = {}
+    taken: set[str] = set()
     for peer in sorted(peers, key=lambda peer: len(peer) > MAX_INTERFACE_NAME - len("to-")):
-        names[peer] = interface_name(peer, names.values())
+        names[peer] = interface_name(peer, taken)
+        taken.add(names[peer])
     return names
 
 
@@ -202,7 +204,7 @@ def _routes(
     for target in names:
         if target == node:
             continue
-        interface = plugged[paths.next_hops(target)[node]]
+        interface = plugged[paths.next_hop(node, target)]
         routes.append(
             Route(
                 node=target,
