@@ -2,10 +2,11 @@
 
 TOPOLOGY ?= topologies/edge10.yaml
 SCENARIO ?= link_congestion
-NAME     ?= edge
+NAME     ?=
 PYTHON   ?= python3
 ARGS     ?=
 
+NAMED     := $(if $(NAME),--name $(NAME))
 BIN       := .venv/bin
 INSTALLED := .venv/.installed
 TESTABLE  := .venv/.testable
@@ -16,9 +17,9 @@ TESTABLE  := .venv/.testable
 ##@ All in one
 
 demo: testbed ## up, a scenario under every framework, figures, down (about five minutes)
-	@trap '$(BIN)/testbed down --name $(NAME)' EXIT; \
-	$(BIN)/testbed up $(TOPOLOGY) --name $(NAME) \
-	&& $(BIN)/python scenarios/$(SCENARIO).py --testbed $(NAME) $(ARGS) \
+	@trap '$(BIN)/testbed down $(NAMED)' EXIT; \
+	$(BIN)/testbed up $(TOPOLOGY) $(NAMED) \
+	&& $(BIN)/python scenarios/$(SCENARIO).py $(if $(NAME),--testbed $(NAME)) $(ARGS) \
 	&& $(BIN)/python -m analysis
 
 ##@ Step by step
@@ -26,22 +27,22 @@ demo: testbed ## up, a scenario under every framework, figures, down (about five
 testbed: $(INSTALLED) ## the virtual environment with everything the testbed needs
 
 up: testbed ## servers and links of TOPOLOGY (default topologies/edge10.yaml), as root
-	@$(BIN)/testbed up $(TOPOLOGY) --name $(NAME)
+	@$(BIN)/testbed up $(TOPOLOGY) $(NAMED)
 
 status: testbed ## what is up, and whether it is as the file says
-	@$(BIN)/testbed status --name $(NAME)
+	@$(BIN)/testbed status $(NAMED)
 
 verify: testbed ## measure every link against the file
-	@$(BIN)/testbed verify --name $(NAME)
+	@$(BIN)/testbed verify $(NAMED)
 
 run: testbed ## play SCENARIO (default link_congestion) under every framework; more options in ARGS
-	@$(BIN)/python scenarios/$(SCENARIO).py --testbed $(NAME) $(ARGS)
+	@$(BIN)/python scenarios/$(SCENARIO).py $(if $(NAME),--testbed $(NAME)) $(ARGS)
 
 plots: testbed ## figures, tables and report.html of the newest results
 	@$(BIN)/python -m analysis
 
 down: testbed ## remove everything that `up` made, whatever state it is in
-	@$(BIN)/testbed down --name $(NAME)
+	@$(BIN)/testbed down $(NAMED)
 
 ##@ Look before you run
 

@@ -20,9 +20,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from agents.frameworks.registry import FRAMEWORKS
+from agents.frameworks.registry import FRAMEWORKS, create
 from orchestration.catalogue import builder, scenario_names
 from orchestration.comparison import Comparison, Model, Watcher, compare, prepare
+from orchestration.fleet import only_run
 from scenarios.timeline import Scenario, Setting, render
 from testbed.errors import TestbedError
 from testbed.load import load_topology
@@ -32,7 +33,6 @@ from testbed.topology import Topology
 ROOT = Path(__file__).parent
 DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
-DEFAULT_TESTBED = "edge"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
 DEFAULT_DILATION = 4.0
 
@@ -53,7 +53,7 @@ GenerateShare = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="sha
 ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the twin")]
 Redundancy = Annotated[float, typer.Option(min=1.0, help="memory for experts, in full-precision copies of all of them")]
 Dilation = Annotated[float, typer.Option(min=0.1, help="wall seconds per emulated second")]
-TestbedName = Annotated[str, typer.Option("--testbed", help="name of the testbed that is up")]
+TestbedName = Annotated[str | None, typer.Option("--testbed", help="which testbed, if several are up")]
 Results = Annotated[Path, typer.Option(help="where run directories go")]
 
 
@@ -124,7 +124,7 @@ def run(
     dilation: Dilation = DEFAULT_DILATION,
     redundancy: Redundancy = 2.0,
     model: ModelDirectory = DEFAULT_MODEL,
-    testbed: TestbedName = DEFAULT_TESTBED,
+    testbed: TestbedName = None,
     results: Results = Path("results"),
 ) -> None:
     """Play a scenario under one framework."""
@@ -145,7 +145,7 @@ def compare_(
     dilation: Dilation = DEFAULT_DILATION,
     redundancy: Redundancy = 2.0,
     model: ModelDirectory = DEFAULT_MODEL,
-    testbed: TestbedName = DEFAULT_TESTBED,
+    testbed: TestbedName = None,
     results: Results = Path("results"),
 ) -> None:
     """Play a scenario under several frameworks in turn."""
@@ -176,10 +176,12 @@ def _compare(
     dilation: float,
     redundancy: float,
     model: Path,
-    testbed: str,
+    testbed: str | None,
     results: Path,
 ) -> None:
     names = _names(frameworks)
+    for name in names:
+        create(name)  # a name that is wrong is said before anything else is looked at
     build = builder(scenario)
     loaded = Model.load(model)
     network = Network.attach(testbed)
@@ -198,7 +200,8 @@ def _compare(
         # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
         loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         try:
-            directory = loop.run_until_complete(_watched(prepared, network, results))
+            with only_run(network.directory):
+                directory = loop.run_until_complete(_watched(prepared, network, results))
         finally:
             loop.close()
     finally:

@@ -6,9 +6,12 @@ The management plane is one ROUTER socket in the testbed's run directory; agents
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -50,6 +53,20 @@ class Sandboxes(Protocol):
 
 class FleetError(TestbedError):
     """Agents that do not start, refuse a run, or have ended."""
+
+
+@contextmanager
+def only_run(run_directory: Path) -> Iterator[None]:
+    """One run at a time on one testbed: a second one would take the first one's agents and links away."""
+    lock = os.open(run_directory / "run.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FleetError("another run is using this testbed: wait for its end, or stop it") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 class Fleet:
