@@ -40,6 +40,8 @@ MAX_SOCKET_PATH = 107  # bytes the kernel takes for a socket's path
 LONGEST_SOCKET_NAME = 40  # what we and the orchestrator put below the run directory
 #: How long a killed process may take to vanish.
 DEATH_S = 5.0
+#: How long the relay may take to close its devices before it is killed.
+GRACE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +108,11 @@ class Ledger:
 
     def remove_everything(self) -> None:
         """Remove all that is recorded, in any state, and the directory last.  Interrupted, it can be run again."""
-        self._kill([process for kind in ("relay", "process") for process in self.processes(kind)])
+        # The relay is asked first: it can close all its devices at once, the kernel at its death only one by one.
+        _end(self.processes("relay"), signal.SIGTERM, GRACE_S)
+        _kill([process for kind in ("relay", "process") for process in self.processes(kind)])
         spaces = [Path(str(entry["path"])) for entry in self.entries("netns")]
-        self._kill(_inside(spaces))
+        _kill(_inside(spaces))
         for path in spaces:
             with contextlib.suppress(OSError):  # never mounted, or already unmounted
                 kernel.unmount(path)
@@ -120,18 +124,6 @@ class Ledger:
             else:
                 path.unlink(missing_ok=True)
         self.directory.rmdir()
-
-    @staticmethod
-    def _kill(processes: list[OwnedProcess]) -> None:
-        deadline_s = time.monotonic() + DEATH_S
-        waiting = [process for process in processes if process.alive()]
-        for process in waiting:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-        while waiting := [process for process in waiting if process.alive()]:
-            if time.monotonic() > deadline_s:
-                raise TestbedError(f"process {waiting[0].pid} of this testbed does not die; try again")
-            time.sleep(0.002)
 
 
 def root_directory() -> Path:
@@ -222,14 +214,34 @@ def _is_at(fd: int, path: Path) -> bool:
         return False
 
 
+def _end(processes: list[OwnedProcess], number: signal.Signals, wait_s: float) -> list[OwnedProcess]:
+    """Signal the processes and wait until they are gone; those that are not."""
+    deadline_s = time.monotonic() + wait_s
+    waiting = [process for process in processes if process.alive()]
+    for process in waiting:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+    while (waiting := [process for process in waiting if process.alive()]) and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    return waiting
+
+
+def _kill(processes: list[OwnedProcess]) -> None:
+    if immortal := _end(processes, signal.SIGKILL, DEATH_S):
+        raise TestbedError(f"process {immortal[0].pid} of this testbed does not die: try again")
+
+
 def _start_time(pid: int) -> int | None:
     """When the process started, in ticks after boot; None if it is gone or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
+        fields = text.rpartition(")")[2].split()  # the command name before it may hold anything
+        # A zombie whose other threads still live has not given back its files yet.
+        if fields[0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) <= 1:
+            return None
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the command name before it may hold anything
-    return None if fields[0] in "ZX" else int(fields[19])
+    return int(fields[19])
 
 
 def _inside(spaces: list[Path]) -> list[OwnedProcess]:

@@ -22,10 +22,10 @@ from typing import Self
 import msgspec
 
 from testbed import capabilities, verify
-from testbed.backends.base import Backend
+from testbed.backends.base import Backend, Sandbox
 from testbed.backends.netns import INITIAL_WINDOW_PACKETS, NetnsBackend
 from testbed.errors import TestbedError
-from testbed.ledger import Ledger, ledger_of, locked
+from testbed.ledger import Ledger, all_names, ledger_of, locked
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
 from testbed.shaping.client import RelayShaper, start_relay
 from testbed.shaping.model import dilated
@@ -44,6 +44,7 @@ class Status:
     sandboxes: int
     links: int
     processes: int  # alive in sandboxes, started by us
+    relay_alive: bool
     dilation: float
     changed: tuple[str, ...]  # directions shaped unlike the file
     broken: tuple[str, ...]  # what is missing, worded for people
@@ -88,11 +89,12 @@ class Network:
                 raise
 
     @classmethod
-    def attach(cls, name: str) -> Self:
-        """The running testbed of that name; TestbedError if there is none."""
-        ledger = ledger_of(name)
+    def attach(cls, name: str | None = None) -> Self:
+        """The running testbed of that name, or the only one; TestbedError if there is none."""
+        ledger = ledger_of(name or only_name())
         if not ledger.complete:
-            raise TestbedError(f"testbed {name!r} is not up: type `make testbed up` first")
+            half = "half up: type `make down`, then" if ledger.entries() else "not up: type"
+            raise TestbedError(f"testbed {ledger.name!r} is {half} `make testbed up`")
         topology = msgspec.json.decode((ledger.directory / TOPOLOGY).read_bytes(), type=Topology)
         network = cls(ledger, topology)
         if any(process.alive() for process in ledger.processes("relay")):
@@ -128,15 +130,19 @@ class Network:
 
     def netns(self, node: str) -> Path:
         """The path of the node's network namespace."""
-        return self._backend.sandbox(self.wiring.node(node)).netns
+        return self._sandbox(node).netns
 
     def popen(
         self, node: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a program on a node, without privileges; its output is appended to ``log``."""
-        process = self._backend.sandbox(self.wiring.node(node)).popen(argv, log=log, env=env)
+        process = self._sandbox(node).popen(argv, log=log, env=env)
         self._ledger.record_process("process", process.pid)
         return process
+
+    def enter(self, node: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs ``argv`` on a node, for a person who wants to look around there."""
+        return self._sandbox(node).command(argv)
 
     def shape(self, link: str, source: str, direction: Direction) -> Direction:
         """Put ``direction`` in force on ``link`` from ``source``, at once; returns what is applied.
@@ -200,6 +206,7 @@ class Network:
             sandboxes=len(self.wiring.nodes),
             links=len(self.wiring.cables),
             processes=sum(process.alive() for process in self._ledger.processes("process")),
+            relay_alive=relay_alive,
             dilation=self.dilation,
             changed=tuple(changed),
             broken=tuple(broken),
@@ -222,6 +229,13 @@ class Network:
     ) -> None:
         self.down()
 
+    def _sandbox(self, node: str) -> Sandbox:
+        try:
+            return self._backend.sandbox(self.wiring.node(node))
+        except KeyError:
+            names = ", ".join(each.name for each in self.wiring.nodes)
+            raise TestbedError(f"testbed {self.name!r} has no node {node!r}; it has {names}") from None
+
     def _cables(self) -> list[CablePlan]:
         plans = []
         for link, cable in zip(self.topology.links, self.wiring.cables, strict=True):
@@ -231,6 +245,16 @@ class Network:
             )
             plans.append(CablePlan(link=link.name, a=a, b=b, forward=link.forward, backward=link.backward))
         return plans
+
+
+def only_name() -> str:
+    """The name of the testbed that is up; TestbedError if there is none or more than one."""
+    names = all_names()
+    if not names:
+        raise TestbedError("no testbed is up: type `make testbed up` first")
+    if len(names) > 1:
+        raise TestbedError(f"several testbeds are up ({', '.join(names)}): choose one with --name")
+    return names[0]
 
 
 def down(name: str) -> bool:

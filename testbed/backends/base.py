@@ -27,6 +27,9 @@ class Sandbox(Protocol):
     def netns(self) -> Path:
         """Path of its network namespace, where a shaper puts interfaces and a measurement opens sockets."""
 
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """What to run on the host so that ``argv`` runs in the sandbox as ``popen`` would run it."""
+
     def popen(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a program in the sandbox, without privileges; its output is appended to ``log``.
 

@@ -10,6 +10,7 @@ started it can wait for it and signal it.  In the sandbox, names resolve through
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from testbed.backends import kernel
@@ -27,6 +28,7 @@ def main(argv: list[str]) -> None:
         kernel.make_mounts_private()
         kernel.bind_mount(hosts, "/etc/hosts")
         kernel.drop_privileges()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program would inherit that
         os.execvp(program[0], program)  # noqa: S606 - no shell is the point
     except (OSError, ValueError) as error:
         sys.stderr.write(f"cannot start in the sandbox: {error}\n")

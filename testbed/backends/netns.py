@@ -64,12 +64,15 @@ class NetnsSandbox:
     netns: Path
     hosts: Path
 
+    def command(self, argv: Sequence[str]) -> list[str]:
+        """What to run on the host so that ``argv`` runs in the sandbox as ``popen`` would run it."""
+        return [sys.executable, "-m", "testbed.backends.enter", str(self.netns), str(self.hosts), *argv]
+
     def popen(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a program in the sandbox, without privileges; its output is appended to ``log``."""
-        enter = [sys.executable, "-m", "testbed.backends.enter", str(self.netns), str(self.hosts)]
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*enter, *argv],
+                self.command(argv),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -22,9 +22,11 @@ import heapq
 import os
 import random
 import select
+import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import zmq
@@ -43,6 +45,8 @@ READ_BATCH = 32
 OVERSHOOT_S = 50e-6
 OVERSHOOT_STEP_S = 1e-6
 MAX_OVERSHOOT_S = 120e-6
+#: Threads that close devices at the end.
+CLOSERS = 64
 #: Rounds of control messages are rare; the garbage they make is collected rarely too.
 GC_THRESHOLD = 50_000
 
@@ -123,6 +127,12 @@ class Relay:
                 else:
                     self._read(self._by_fd[fd])
                     self._release(clock())
+
+    def close(self) -> None:
+        """Remove all interfaces."""
+        # Removing a device waits 20 ms for the kernel's readers; waits of different threads overlap.
+        with ThreadPoolExecutor(CLOSERS) as closers:
+            list(closers.map(os.close, self._by_fd))
 
     def _read(self, lane: Lane) -> None:
         fd, offer = lane.fd, lane.model.offer
@@ -253,12 +263,15 @@ def main(argv: list[str]) -> None:
     path, seed = argv
     context = zmq.Context()
     control = context.socket(zmq.REP)
-    control.setsockopt(zmq.LINGER, 1000)
     control.bind(f"ipc://{path}")
     be_punctual()
-    Relay(control, seed).run()
-    control.close()
-    context.term()
+    relay = Relay(control, seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    try:
+        relay.run()
+    finally:
+        relay.close()
+        context.destroy(linger=1000)
 
 
 if __name__ == "__main__":
