@@ -9,7 +9,10 @@ import typer
 
 from testbed.errors import TestbedError
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command()
 def analyse(
     comparison_dir: Annotated[
         Path | None, typer.Argument(metavar="[COMPARISON_DIR]", help="Results to analyse; default: the newest.")
@@ -63,10 +66,5 @@ def analyse(
         typer.echo(f"wrote   {out / name}")
 
 
-def main() -> None:
-    """Entry point."""
-    typer.run(analyse)
-
-
 if __name__ == "__main__":
-    main()
+    app(prog_name="python -m analysis")

@@ -23,6 +23,7 @@ from analysis.text import number
 #: Estimates by framework and metric key, as ``metrics.summarise`` gives them.
 Summaries = Mapping[str, Mapping[str, Estimate]]
 
+LEGEND_CHARACTERS = 105  # that fit in one line of a figure
 WIDE_SPREAD = 20.0  # P99 over P1 of all latencies beyond which an axis is logarithmic
 
 
@@ -63,7 +64,7 @@ def latency_cdf(comparison: Comparison) -> Figure:
     axes.set_xlabel("latency (ms, emulated)")
     axes.set_ylabel("requests answered (% of sent)")
     style.grid(axes)
-    _legend_below(figure, axes)
+    legend_below(figure, axes)
     return figure
 
 
@@ -218,7 +219,7 @@ def _stacked(parts: Mapping[str, Mapping[str, float]], counts: Mapping[str, int]
     axes.set_xlabel(xlabel)
     style.grid(axes, "x")
     if names:
-        _legend_below(figure, axes)
+        legend_below(figure, axes)
     return figure
 
 
@@ -226,10 +227,12 @@ def _row_label(framework: str, n: int) -> str:
     return f"{framework}\n(n = {n})" if len(framework) > 24 else f"{framework} (n = {n})"
 
 
-def _legend_below(figure: Figure, axes: Axes) -> None:
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """The legend under the figure, in as many columns as its longest label leaves room for."""
     handles, labels = axes.get_legend_handles_labels()
     widest = max(len(label) for label in labels)
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 100 // (widest + 8))))
+    columns = max(1, min(len(labels), LEGEND_CHARACTERS // (widest + 8)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def plain_log(axes: Axes, which: str) -> None:

@@ -20,7 +20,7 @@ from matplotlib.patches import Circle
 
 from analysis import style
 from analysis.events import SAME_TIME_S, Span, end_s, hit_links, spans
-from analysis.figures import plain_log, wide
+from analysis.figures import legend_below, plain_log, wide
 from analysis.load import Comparison, Run
 from analysis.metrics import device_busy
 from analysis.text import quantity
@@ -81,8 +81,7 @@ def time_line(comparison: Comparison) -> Figure:
         _rates(grid[1], first, hit)
     grid[-1].set_xlabel("planned arrival (s, emulated)")
     grid[-1].set_xlim(0, until_s)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=max(1, min(len(labels), 4)))
+    legend_below(figure, axes)
     return figure
 
 

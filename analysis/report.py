@@ -188,9 +188,11 @@ def _calibration(comparison: Comparison) -> str:
     if not measured:
         return "<p>No calibration was recorded.</p>"
     measured.sort(key=lambda found: (found[0].ok, -_deviation(found[0])))
-    worst = list({(entry.link, entry.source): (entry, run) for entry, run in reversed(measured)}.values())[::-1]
+    worst: dict[tuple[str, str], tuple[Calibration, Run]] = {}
+    for entry, run in measured:  # worst first, so the first of a direction is its worst
+        worst.setdefault((entry.link, entry.source), (entry, run))
     rows = []
-    for entry, run in worst[:SHOWN_LINKS]:
+    for entry, run in list(worst.values())[:SHOWN_LINKS]:
         state = "ok" if entry.ok else "off"
         values = [
             f"{entry.source} → {entry.target}",

@@ -214,6 +214,9 @@ def _checked(series: pl.Series, kind: str, path: Path) -> pl.Series:
     )
     if not harmless:
         raise TestbedError(f"{path}: column '{series.name}' holds {found}, expected {wanted}")
+    series = series.cast(wanted)
+    if wanted == pl.Float64:
+        series = series.fill_nan(None)  # not a number is no number: it would spread into every mean
     if not kind.endswith("?") and series.null_count():
         raise TestbedError(f"{path}: column '{series.name}' misses {series.null_count()} of {len(series)} values")
-    return series.cast(wanted)
+    return series

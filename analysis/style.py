@@ -101,6 +101,8 @@ _RC: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
+    "text.parse_math": False,  # names come from users: a dollar is a dollar
+    "text.hinting": "none",  # text as wide in the file as when the layout was found
     "figure.facecolor": "white",
     "figure.constrained_layout.w_pad": 0.08,
     "figure.constrained_layout.h_pad": 0.06,
@@ -123,7 +125,7 @@ def looks(frameworks: Iterable[str]) -> dict[str, Look]:
 
 def figure(height_in: float, width_in: float = WIDTH_IN) -> Figure:
     """An empty figure whose parts make room for each other."""
-    made = Figure(figsize=(width_in, height_in), layout="constrained")
+    made = Figure(figsize=(width_in, height_in), dpi=PNG_DPI, layout="constrained")
     FigureCanvasAgg(made)  # measures text as it will be drawn
     return made
 

@@ -261,6 +261,15 @@ def test_every_figure_asks_a_question_and_defines_what_it_shows(four: Comparison
         assert "<metadata>" not in picture.svg
 
 
+def test_a_dollar_in_a_name_is_a_dollar_and_not_mathematics(tmp_path: Path) -> None:
+    odd = load(write_comparison(tmp_path, frameworks={"cost_$x^$": HABITS["hetroute"]}, requests=20, layers=1))
+
+    figure = figures.latency_cdf(odd)
+    figure.draw_without_rendering()
+
+    assert labels(figure) == [f"cost_$x^$ (n = {len(odd.runs[0].completed)} of 20)"]
+
+
 def test_the_same_data_give_the_same_svg(four: Comparison, numbers: Summary) -> None:
     first, second = (next(iter(pictures(four, numbers))).svg for _ in range(2))
     assert first == second

@@ -133,6 +133,16 @@ def test_harmless_differences_of_type_are_accepted(tmp_path: Path) -> None:
     assert load(directory).runs[1].requests.schema["moves"] == pl.Int64
 
 
+def test_not_a_number_counts_as_missing(tmp_path: Path) -> None:
+    directory = small(tmp_path)
+    rewrite(directory / "hetroute-r1", "requests", lambda frame: frame.with_columns(nll=pl.lit(float("nan"))))
+    assert load(directory).runs[1].requests["nll"].null_count() == 12
+
+    rewrite(directory / "hetroute-r1", "requests", lambda frame: frame.with_columns(sent_s=pl.lit(float("nan"))))
+    with pytest.raises(TestbedError, match="column 'sent_s' misses 12 of 12 values"):
+        load(directory)
+
+
 def test_a_wrong_manifest_is_named_with_its_key(tmp_path: Path) -> None:
     directory = small(tmp_path)
     edit_manifest(directory / "hetroute-r1", fidelity=None)
