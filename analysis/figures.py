@@ -176,7 +176,8 @@ def _bars(summaries: Summaries, keys: tuple[str, ...], from_zero: tuple[bool, ..
                 axes.barh(row, value, color=look.color, height=0.62)
             else:
                 axes.plot(value, row, color=look.color, marker=look.marker, markersize=7)
-            axes.errorbar(value, row, xerr=error, color=style.INK, capsize=2.5, linewidth=1)
+            if found.low is not None:
+                axes.errorbar(value, row, xerr=error, color=style.INK, capsize=2.5, linewidth=1)
             axes.annotate(
                 number(value), (high, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8.5
             )

@@ -41,7 +41,7 @@ def time_line(comparison: Comparison) -> Figure:
     """
     first = comparison.runs[0]
     hit = hit_links(first)
-    figure = style.figure(5.4 if hit else 4.0)
+    figure = style.figure((5.0 if hit else 3.6) + 0.1 * len(comparison.frameworks))
     grid = figure.subplots(2 if hit else 1, 1, sharex=True, squeeze=False, height_ratios=(3, 1) if hit else (1,))[:, 0]
     axes = grid[0]
     looks = style.looks(comparison.frameworks)
@@ -69,6 +69,8 @@ def time_line(comparison: Comparison) -> Figure:
         plain_log(axes, "y")
     else:
         axes.set_ylim(bottom=0)
+    if not points:
+        axes.text(0.5, 0.5, "no request completed", ha="center", transform=axes.transAxes)
     axes.set_ylabel("latency (ms, emulated)")
     style.grid(axes, "y")
     found = spans(first)
