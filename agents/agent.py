@@ -236,12 +236,13 @@ class Agent:
             self.report(Refused(server=self.server, reason="there is no run to collect"))
             return
         lane, loader = run.passes.lane, run.store.loader
-        late_s = np.array([*lane.lateness_s, *loader.lateness_s] or [0.0])
+        late_s = np.array([*lane.wake_ups_late_s, *loader.wake_ups_late_s] or [0.0])
         fidelity = Fidelity(
             jobs=lane.jobs,
             overruns=lane.overruns,
-            overrun_s=lane.overrun_s,
             busy_s=lane.busy_s,
+            hand_overs=run.passes.hand_overs.count,
+            hand_overs_late_s=run.passes.hand_overs.late_s,
             lag_p50_s=float(np.quantile(late_s, 0.5)),
             lag_p99_s=float(np.quantile(late_s, 0.99)),
             lag_max_s=float(late_s.max()),

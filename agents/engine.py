@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agents.clock import Clock
-from agents.device import SerialLane
+from agents.device import HandOvers, SerialLane
 from agents.errors import FrameworkError
 from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, View
 from agents.frameworks.cost import head_s
@@ -83,6 +83,7 @@ class Engine:
         self._caches: dict[int, tuple[float, dict[int, KeyValueCache]]] = {}  # request -> deadline, layer -> cache
         self._tasks: set[asyncio.Task[None]] = set()
         self.lane = SerialLane(clock)
+        self.hand_overs = HandOvers()
         self.records: list[LayerRecord] = []
 
     # --- messages in ------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ class Engine:
             total = np.zeros(stream.shape, dtype=np.int64)
             own = groups.pop(self._server, None)
             for server, choices in groups.items():
-                self._send_execute(ticket, layer, server, routed.batch(choices), hidden, plan.next_server)
+                self._send_execute(ticket, layer, server, routed.batch(choices), hidden, plan.next_server, ready_s)
             if own is not None:
                 batch = routed.batch(own)
                 part, loaded, ready_s = await self._run_experts(layer, batch, hidden[batch.rows], ready_s)
@@ -179,7 +180,7 @@ class Engine:
             if not groups:
                 stream = finish(stream, total)
             if plan.next_server != self._server:
-                self._send_advance(ticket, layer, tokens, stream, total, plan, record, own is not None, groups)
+                self._send_advance(ticket, layer, tokens, stream, total, plan, record, own is not None, groups, ready_s)
                 return
             if groups:
                 self._arrived(
@@ -291,10 +292,10 @@ class Engine:
         """Run experts for another server's pass."""
         hidden, rows, index, weights = arrays
         batch = Batch(calls=body.calls, rows=rows, index=index, weights=weights)
-        total, loaded, _ = await self._run_experts(body.layer, batch, hidden, ready_s)
+        total, loaded, finish_s = await self._run_experts(body.layer, batch, hidden, ready_s)
         result = Result(request=body.request, step=body.step, layer=body.layer, loaded=loaded)
         size_bytes = len(rows) * self._profile.hidden_bytes
-        self._send(body.reply_to, result, (rows, total), size_bytes)
+        self._send(body.reply_to, result, (rows, total), size_bytes, due_s=finish_s)
 
     async def _answer(self, ticket: Ticket, tokens: Array, stream: Array, ready_s: float) -> None:
         """The output head, and the way home."""
@@ -308,11 +309,12 @@ class Engine:
             return nll.astype(np.float32), logits.argmax(axis=1).astype(np.int32), digest(logits)
 
         modelled_s = head_s(self._device, self._profile, len(wanted))
-        (nll, top1, logits_digest), _ = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)
+        (nll, top1, logits_digest), finish_s = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)
         size_bytes = TOKEN_ID_BYTES * len(wanted)
         if self._server != ticket.home:
             ticket.sent_bytes += size_bytes
-        self._send(ticket.home, Answer(ticket=ticket, digest=logits_digest), (nll, top1), size_bytes)
+        body = Answer(ticket=ticket, digest=logits_digest)
+        self._send(ticket.home, body, (nll, top1), size_bytes, due_s=finish_s)
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
@@ -359,7 +361,7 @@ class Engine:
     # --- messages out -------------------------------------------------------------------------------------------------
 
     def _send_execute(
-        self, ticket: Ticket, layer: int, server: str, batch: Batch, hidden: Array, reply_to: str
+        self, ticket: Ticket, layer: int, server: str, batch: Batch, hidden: Array, reply_to: str, due_s: float
     ) -> None:
         size_bytes = len(batch.rows) * self._profile.hidden_bytes
         ticket.sent_bytes += size_bytes if server == reply_to else 2 * size_bytes  # there, and the sum back
@@ -371,7 +373,8 @@ class Engine:
             reply_to=reply_to,
             calls=batch.calls,
         )
-        self._send(server, body, (hidden[batch.rows], batch.rows, batch.index, batch.weights), size_bytes)
+        arrays = (hidden[batch.rows], batch.rows, batch.index, batch.weights)
+        self._send(server, body, arrays, size_bytes, due_s=due_s)
 
     def _send_advance(
         self,
@@ -384,6 +387,7 @@ class Engine:
         record: LayerRecord,
         ran_own: bool,
         parts: dict[str, list[Choice]],
+        due_s: float,
     ) -> None:
         # A real server adds its own experts' sum to the residual stream and sends one vector per token.  Ours keeps the
         # two apart while others are missing, or rounding would depend on who computed what; the size is the real one's.
@@ -392,12 +396,15 @@ class Engine:
         ticket.sent_bytes += size_bytes
         ticket.moves += 1
         body = Advance(ticket=ticket, layer=layer, parts=sorted(parts), record=record)
-        self._send(plan.next_server, body, (tokens, stream, own), size_bytes)
+        self._send(plan.next_server, body, (tokens, stream, own), size_bytes, due_s=due_s)
 
-    def _send(self, target: str, body: Body, arrays: tuple[Array, ...], size_bytes: int) -> None:
-        message = Message(
-            source=self._server, sent_s=self._clock.now_s(), size_bytes=size_bytes, body=body, arrays=arrays
-        )
+    def _send(
+        self, target: str, body: Body, arrays: tuple[Array, ...], size_bytes: int, *, due_s: float | None = None
+    ) -> None:
+        now_s = self._clock.now_s()
+        if due_s is not None:
+            self.hand_overs.left(due_s=due_s, now_s=now_s)
+        message = Message(source=self._server, sent_s=now_s, size_bytes=size_bytes, body=body, arrays=arrays)
         if target == self._server:
             self.receive(message)
         else:

@@ -424,13 +424,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
 
 
 class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
-    """How far this agent's real computation stayed behind the emulated device."""
+    """How far this agent stayed behind what it emulates; emulated seconds."""
 
-    jobs: int
+    jobs: int  # of the device
     overruns: int  # device jobs whose real computation ended after their modelled end
-    overrun_s: float  # emulated seconds by which they did, in all
     busy_s: float  # modelled device time, in all
-    lag_p50_s: float  # wake-ups later than asked for, emulated seconds
+    hand_overs: int  # results that left this server
+    hand_overs_late_s: float  # by which they left later than the device model says, in all
+    lag_p50_s: float  # wake-ups later than asked for
     lag_p99_s: float
     lag_max_s: float
     dropped_messages: int

@@ -255,6 +255,7 @@ async def _run(
         ],
         links_off=sum(not entry.ok for entry in calibration),
         ended_agents=len(played.ended_agents),
+        latencies_s=_latencies_s(played, scenario),
     )
     completed = sum(done.error is None for done in played.done.values())
     manifest = {
@@ -297,6 +298,15 @@ async def _run(
     return manifest, played
 
 
+def _latencies_s(played: Played, scenario: Scenario) -> list[float]:
+    """Latencies of the requests that were answered."""
+    return [
+        done.finished_s - request.at_s
+        for request in scenario.requests
+        if (done := played.done.get(request.number)) is not None and done.error is None
+    ]
+
+
 def _absolute(framework: str) -> str:
     """Agents have another working directory: a user's file is named in full."""
     return str(Path(framework).resolve()) if framework.endswith(".py") else framework
@@ -325,11 +335,7 @@ def _placement_summary(placement: Placement, comparison: Comparison) -> dict[str
 def _line(
     name: str, manifest: Mapping[str, Any], played: Played, scenario: Scenario, answers: Mapping[int, Reference]
 ) -> str:
-    latencies = sorted(
-        done.finished_s - request.at_s
-        for request in scenario.requests
-        if (done := played.done.get(request.number)) is not None and done.error is None
-    )
+    latencies = sorted(_latencies_s(played, scenario))
     exact = sum(done.digest == answers[number].digest for number, done in played.done.items() if done.error is None)
     counts, verdict = manifest["counts"], manifest["fidelity"]
     text = f"{name}: {counts['completed']} of {counts['sent']} answered"
