@@ -174,9 +174,11 @@ class Engine:
                 self._send_execute(ticket, layer, server, routed.batch(choices), hidden, plan.next_server, ready_s)
             if own is not None:
                 batch = routed.batch(own)
-                part, loaded, ready_s = await self._run_experts(layer, batch, hidden[batch.rows], ready_s)
+                part, loaded, finish_s = await self._run_experts(layer, batch, hidden[batch.rows], ready_s)
                 total[batch.rows] = part
                 record.slow_experts += loaded
+                record.experts_s = finish_s - ready_s
+                ready_s = finish_s
             if not groups:
                 stream = finish(stream, total)
             if plan.next_server != self._server:
@@ -336,6 +338,7 @@ class Engine:
         stream = finish(residual.stream, gather.merged()) if residual.parts else residual.stream
         ready_s = max(now_s, residual.ready_s)
         record.slow_experts += gather.loaded
+        record.remote_slow_experts = gather.loaded
         self._close_record(record, ticket, waited_s=ready_s - residual.ready_s, now_s=ready_s)
         self._spawn(
             self._from_layer(ticket, record.layer + 1, residual.tokens, stream, ready_s),

@@ -109,10 +109,12 @@ class LayerRecord(msgspec.Struct, kw_only=True):
     start_s: float
     duration_s: float = 0.0
     dense_s: float = 0.0
+    experts_s: float = 0.0
     wait_s: float = 0.0
     experts: int = 0
     remote_experts: int = 0
     slow_experts: int = 0
+    remote_slow_experts: int = 0
     fallback_experts: int = 0
     servers: int = 0
     quality_spent: float = 0.0

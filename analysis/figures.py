@@ -106,7 +106,7 @@ def quality_bars(summaries: Summaries, budget: float | None) -> Figure:
 
 
 def where_time_goes(comparison: Comparison) -> Figure:
-    """Which part of a request takes the time: dense computation, waiting for experts, moving, or the rest?"""
+    """Which part of a request takes the time: dense parts, experts here, experts elsewhere, moving, or the rest?"""
     parts = {name: time_parts(comparison.runs_of(name)) for name in comparison.frameworks}
     shown = {name: {part: 1e3 * value for part, value in (found or {}).items()} for name, found in parts.items()}
     counts = {name: sum(len(run.completed) for run in comparison.runs_of(name)) for name in comparison.frameworks}

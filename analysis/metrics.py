@@ -89,21 +89,20 @@ def offered_requests_per_s(runs: Runs) -> float | None:
 def execution_mix(runs: Runs) -> dict[str, float] | None:
     """Shares of all expert calls: local fast, remote fast, slow, fallback.  They sum to 1.
 
-    A layer's record counts each property alone, not their combinations.  Where a layer had slow or fallback calls
-    they are taken as spread evenly over its local and remote ones; a call counts once, fallback before slow.
+    A layer's record counts fallback calls whatever their place and residency; they are taken as spread evenly over the
+    layer's other three kinds, and a call counts once, as a fallback.
     """
     layers = pl.concat([run.layers for run in runs])
     calls = layers["experts"].sum()
     if not calls:
         return None
-    columns = ("experts", "remote_experts", "slow_experts", "fallback_experts")
-    experts, remote, slow, fallback = (layers[column].to_numpy().astype(np.float64) for column in columns)
+    columns = ("experts", "remote_experts", "slow_experts", "remote_slow_experts", "fallback_experts")
+    experts, remote, slow, remote_slow, fallback = (layers[column].to_numpy().astype(np.float64) for column in columns)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.where(experts > 0, 1 - fallback / experts, 0.0)
-        fast = np.where(experts > 0, 1 - slow / experts, 0.0) * kept
     return {
-        "local fast": float(((experts - remote) * fast).sum() / calls),
-        "remote fast": float((remote * fast).sum() / calls),
+        "local fast": float(((experts - remote - slow + remote_slow) * kept).sum() / calls),
+        "remote fast": float(((remote - remote_slow) * kept).sum() / calls),
         "slow": float((slow * kept).sum() / calls),
         "fallback": float(fallback.sum() / calls),
     }
@@ -112,24 +111,27 @@ def execution_mix(runs: Runs) -> dict[str, float] | None:
 def time_parts(runs: Runs) -> dict[str, float] | None:
     """Mean emulated seconds of a completed request by where they went.  They sum to its mean latency.
 
-    Dense: attention, gate and norms with their queue on the device.  Experts: waiting for expert results after
-    that.  Moves: what is left of a layer until the next can start.  Rest: outside any layer (arrival, hand-over to
-    the first aggregation server, result back home).
+    Dense: attention, gate and norms with their queue on the device.  Own experts: those of the aggregation server, with
+    queue and loads.  Other servers: waiting for their results after that.  Moves: what is left of a layer until the
+    next can start, which is the residual stream's way to another server.  Rest: outside any layer (arrival, the way to
+    the first aggregation server, output head, the way home).
     """
     completed = pl.concat([run.completed.select("latency_s") for run in runs])
     layers = pl.concat(
         [run.layers.join(run.completed.select("request"), on="request", how="semi") for run in runs]
-    ).select("dense_s", "wait_s", "duration_s")
+    ).select("dense_s", "experts_s", "wait_s", "duration_s")
     if completed.is_empty() or layers.is_empty():
         return None
     n = len(completed)
-    dense, wait, total = (float(layers[column].sum()) / n for column in layers.columns)
+    dense, own, wait, total = (float(layers[column].sum()) / n for column in layers.columns)
     latency = float(completed["latency_s"].sum()) / n
+    named = dense + own + wait
     return {
         "dense": dense,
-        "experts": wait,
-        "moves": max(0.0, total - dense - wait),
-        "rest": max(0.0, latency - max(total, dense + wait)),
+        "own experts": own,
+        "other servers": wait,
+        "moves": max(0.0, total - named),
+        "rest": max(0.0, latency - max(total, named)),
     }
 
 

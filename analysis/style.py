@@ -57,7 +57,8 @@ _SPARE: tuple[Look, ...] = (
 
 PART_COLORS = {
     "dense": "#4477AA",
-    "experts": "#EE8866",
+    "own experts": "#77AADD",
+    "other servers": "#EE8866",
     "moves": "#BBCC33",
     "rest": "#BBBBBB",
     "local fast": "#4477AA",

@@ -32,7 +32,7 @@ from testbed.network import Network
 from testbed.topology import Topology
 from testbed.verify import LinkMeasurement, calibrate
 
-RESULT_VERSION = 1
+RESULT_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ async def compare(comparison: Comparison, network: Network, results: Path, watch
     directory = results / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{scenario.name}"
     directory.mkdir(parents=True)
     summary: dict[str, Any] = {
-        "version": RESULT_VERSION,
+        "format": RESULT_FORMAT,
         "scenario": scenario.name,
         "question": scenario.question,
         "frameworks": [label(candidate.name) for candidate in comparison.candidates],
@@ -259,7 +259,7 @@ async def _run(
     )
     completed = sum(done.error is None for done in played.done.values())
     manifest = {
-        "version": RESULT_VERSION,
+        "format": RESULT_FORMAT,
         "run_id": name,
         "scenario": scenario.name,
         "framework": label(candidate.name),

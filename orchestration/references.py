@@ -45,6 +45,6 @@ def _reference(twin: Twin, tokens: tuple[int, ...], output_tokens: int) -> Refer
         digests = b"".join(digest(generated.logits[row : row + 1]) for row in range(len(generated.logits)))
         return Reference(mean_nll=None, top1=generated.tokens, digest=digests)
     logits = score(twin, tokens)
-    nll = next_token_nll(logits, tokens).astype(np.float32)
+    nll = next_token_nll(logits, tokens).astype(np.float32).tolist()  # as it would have travelled
     top1 = tuple(int(token) for token in logits.argmax(axis=1))
-    return Reference(mean_nll=float(nll.mean()) if len(nll) else None, top1=top1, digest=digest(logits))
+    return Reference(mean_nll=sum(nll) / len(nll) if nll else None, top1=top1, digest=digest(logits))

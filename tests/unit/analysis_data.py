@@ -236,6 +236,8 @@ def _write_layers(
     layer = np.tile(np.arange(layers), len(done))
     duration = np.repeat(latency[done] * 0.96 / layers, layers)
     experts = rng.integers(4, 9, rows)
+    remote = rng.binomial(experts, habit.remote)
+    slow = rng.binomial(experts - remote, habit.slow)
     _write_table(
         directory,
         "layers",
@@ -247,10 +249,12 @@ def _write_layers(
             "start_s": np.repeat(scheduled[done], layers) + layer * duration,
             "duration_s": duration,
             "dense_s": duration * habit.dense,
+            "experts_s": duration * (1 - habit.dense - habit.wait) / 2,
             "wait_s": duration * habit.wait,
             "experts": experts,
-            "remote_experts": rng.binomial(experts, habit.remote),
-            "slow_experts": rng.binomial(experts, habit.slow),
+            "remote_experts": remote,
+            "slow_experts": slow,
+            "remote_slow_experts": np.minimum(slow, remote) // 2,
             "fallback_experts": rng.binomial(experts, habit.fallback),
             "servers": rng.integers(1, 4, rows),
             "quality_spent": habit.nll_increase * layer / max(layers, 1),

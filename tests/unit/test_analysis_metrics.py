@@ -150,6 +150,7 @@ def test_the_execution_mix_counts_every_call_once(runs: tuple[Run, ...]) -> None
         experts=[4, 4, 2],
         remote_experts=[1, 2, 0],
         slow_experts=[0, 2, 0],
+        remote_slow_experts=[0, 1, 0],
         fallback_experts=[0, 0, 1],
     )
 
@@ -175,12 +176,14 @@ def test_parts_of_the_time_sum_to_the_mean_latency(runs: tuple[Run, ...]) -> Non
 
 def test_time_of_failed_requests_is_not_counted_as_time_of_completed_ones(runs: tuple[Run, ...]) -> None:
     run = hand_made(runs[0], request=[0, 1], latency_s=[1.0, None], error=[None, "lost"])
-    run = layers(run, request=[0, 1], duration_s=[0.6, 9.0], dense_s=[0.3, 9.0], wait_s=[0.1, 0.0])
+    run = layers(
+        run, request=[0, 1], duration_s=[0.6, 9.0], dense_s=[0.3, 9.0], experts_s=[0.05, 0.0], wait_s=[0.1, 0.0]
+    )
 
     parts = time_parts([run])
 
     assert parts is not None
-    assert parts == pytest.approx({"dense": 0.3, "experts": 0.1, "moves": 0.2, "rest": 0.4})
+    assert parts == pytest.approx({"dense": 0.3, "own experts": 0.05, "other servers": 0.1, "moves": 0.15, "rest": 0.4})
 
 
 def test_device_busy_ends_with_the_arrivals(runs: tuple[Run, ...]) -> None:

@@ -37,9 +37,7 @@ def in_virtual_time(
 ) -> None:
     loop = VirtualLoop()
     clock = VirtualClock(loop)
-    store = ExpertStore(
-        replicas=replicas, device=device(fast_bytes=fast_bytes), expert_bytes=EXPERT_BYTES, clock=clock
-    )
+    store = ExpertStore(replicas=replicas, device=device(fast_bytes=fast_bytes), expert_bytes=EXPERT_BYTES, clock=clock)
 
     async def main() -> None:
         await body(store, clock)
