@@ -60,7 +60,7 @@ class Network:
         self.dilation = 1.0
         self._ledger = ledger
         self._backend: Backend = NetnsBackend(ledger, topology, initial_window=initial_window)
-        self._shaper = RelayShaper(ledger.directory)
+        self._shaper = RelayShaper(ledger.directory, self._relay_alive)
 
     @classmethod
     def up(
@@ -97,7 +97,7 @@ class Network:
             raise TestbedError(f"testbed {ledger.name!r} is {half} `make testbed up`")
         topology = msgspec.json.decode((ledger.directory / TOPOLOGY).read_bytes(), type=Topology)
         network = cls(ledger, topology)
-        if any(process.alive() for process in ledger.processes("relay")):
+        if network._relay_alive():
             network.dilation = network._shaper.dilation
         return network
 
@@ -149,7 +149,14 @@ class Network:
 
         Nothing else is touched, nothing queued is lost.  Under dilation, ``direction`` is what the emulated world sees.
         """
-        return self._shaper.shape(self.topology.link(link).name, source, direction)
+        try:
+            found = self.topology.link(link)
+        except KeyError:
+            names = ", ".join(each.name for each in self.topology.links)
+            raise TestbedError(f"testbed {self.name!r} has no link {link!r}; it has {names}") from None
+        if source not in (found.a, found.b):
+            raise TestbedError(f"{source!r} is no end of {found.name}")
+        return self._shaper.shape(found.name, source, direction)
 
     def shaping(self) -> dict[tuple[str, str], Direction]:
         """What is in force, read back from the relay: (link, source) -> direction, as the emulated world sees it."""
@@ -181,7 +188,7 @@ class Network:
     def status(self) -> Status:
         """What is there and what is broken."""
         broken = []
-        relay_alive = any(process.alive() for process in self._ledger.processes("relay"))
+        relay_alive = self._relay_alive()
         if not relay_alive:
             broken.append("the relay process is gone, and every link with it")
         for node in self.wiring.nodes:
@@ -228,6 +235,9 @@ class Network:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.down()
+
+    def _relay_alive(self) -> bool:
+        return any(process.alive() for process in self._ledger.processes("relay"))
 
     def _sandbox(self, node: str) -> Sandbox:
         try:

@@ -5,7 +5,7 @@ No program has to exist in a sandbox for it: the kernel answers the echoes, and 
     round trip   ICMP echo over the link's own addresses; the kernel notes when the answer came, so that waking up this
                  process is not counted
     goodput      TCP from end to end, counted at the receiver when the link is full.  It starts with the window that
-                 fills the link and half of its queue, and is paced a little above the link's rate, so that a short
+                 fills the link and half of its queue, and is paced somewhat above the link's rate, so that a short
                  measurement sees the rate instead of slow start and the recovery from its drops
 """
 

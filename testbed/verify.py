@@ -54,8 +54,9 @@ CONNECTED_BATCHES = 40
 MEASURE_PACKETS = 200
 MAX_MEASURE_S = 1.0
 WARM_UP_S = 0.01
-#: Probes send this much faster than the link, and never faster than FASTEST_BPS.
-PACE = 1.05
+#: Probes send this much faster than the link should be, so that one that is too fast is noticed too.
+PACE = 1.5
+#: ... but never faster than this.
 FASTEST_BPS = 3e9
 
 
@@ -235,7 +236,9 @@ class _Probe:
         packets_s = MEASURE_PACKETS * BITS_PER_BYTE * MTU_BYTES / rate_bps
         return Transfer(
             way=self.way,
-            bounds=Bounds(window_bytes=window_bytes, pace_bytes_per_s=int(PACE * rate_bps / BITS_PER_BYTE)),
+            bounds=Bounds(
+                window_bytes=window_bytes, pace_bytes_per_s=int(min(PACE * rate_bps, FASTEST_BPS) / BITS_PER_BYTE)
+            ),
             # One round trip until the receiver's first acknowledgement has opened the window, and half of one to spare.
             warm_up_s=1.5 * rtt_s + WARM_UP_S,
             measure_s=min(max(measure_s, packets_s), MAX_MEASURE_S),

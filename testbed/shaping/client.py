@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -19,6 +20,8 @@ SOCKET = "relay.ipc"
 LOG = "relay.log"
 #: A relay that carries traffic at its ceiling still answers within this.
 ANSWER_S = 10.0
+#: While waiting, look this often whether it still runs.
+LOOK_MS = 100
 
 
 def start_relay(directory: Path, *, seed: int) -> int:
@@ -41,7 +44,9 @@ def start_relay(directory: Path, *, seed: int) -> int:
 class RelayShaper:
     """A ``Shaper`` that asks the relay process.  Any thread may call; calls take turns."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, alive: Callable[[], bool]) -> None:
+        """``alive`` tells whether the relay process still runs."""
+        self._alive = alive
         self._address = f"ipc://{directory / SOCKET}"
         self._log = directory / LOG
         self._context = zmq.Context()
@@ -93,7 +98,6 @@ class RelayShaper:
     def _connect(self) -> zmq.Socket[bytes]:
         connected = self._context.socket(zmq.REQ)
         connected.setsockopt(zmq.LINGER, 0)
-        connected.setsockopt(zmq.RCVTIMEO, int(ANSWER_S * 1000))
         connected.setsockopt(zmq.RECONNECT_IVL, 5)  # the relay may still be starting
         connected.connect(self._address)
         return connected
@@ -101,14 +105,20 @@ class RelayShaper:
     def _ask(self, request: wire.Request) -> wire.Reply:
         with self._turn:
             self._socket.send(wire.encode(request))
-            try:
-                reply = wire.decode_reply(self._socket.recv())
-            except zmq.Again:
+            if not self._answered():
                 self._socket.close()
                 self._socket = self._connect()
                 raise TestbedError(
                     f"the relay does not answer: the links are gone (see {self._log}); type `make down`, then up again"
-                ) from None
+                )
+            reply = wire.decode_reply(self._socket.recv())
         if isinstance(reply, wire.Failed):
             raise TestbedError(f"the relay refused: {reply.reason}")
         return reply
+
+    def _answered(self) -> bool:
+        deadline_s = time.monotonic() + ANSWER_S
+        while not self._socket.poll(LOOK_MS):
+            if not self._alive() or time.monotonic() > deadline_s:
+                return bool(self._socket.poll(0))
+        return True

@@ -45,6 +45,8 @@ READ_BATCH = 32
 OVERSHOOT_S = 50e-6
 OVERSHOOT_STEP_S = 1e-6
 MAX_OVERSHOOT_S = 120e-6
+#: A relay without links ends after this long.
+UNPLUGGED_S = 10.0
 #: Threads that close devices at the end.
 CLOSERS = 64
 #: Rounds of control messages are rare; the garbage they make is collected rarely too.
@@ -119,8 +121,10 @@ class Relay:
                 # select takes microseconds where epoll alone would round to milliseconds
                 if sleep_s > 0 and not select.select(ready, (), (), sleep_s)[0]:
                     self._learn(clock() - wake_s)
-            else:
+            elif self._lanes:
                 select.select(ready, (), ())
+            elif not select.select(ready, (), (), UNPLUGGED_S)[0]:
+                return  # whoever started us died before it could give us work, or write down that we exist
             for fd, _ in poll(0):
                 if fd == control_fd:
                     self._serve_control()

@@ -1,0 +1,92 @@
+"""The command line without a network: one message and exit code 2 for what the user can mend."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed import capabilities, cli
+
+SMALL = "topologies/small3.yaml"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["testbed", *arguments])
+    monkeypatch.setattr(cli.signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    printed = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), printed.out, printed.err
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run_root: Path):
+    return lambda *arguments: run(monkeypatch, capsys, *arguments)
+
+
+@pytest.fixture
+def plain_user(monkeypatch: pytest.MonkeyPatch):
+    capabilities.root.cache_clear()
+    monkeypatch.setattr(capabilities.os, "geteuid", lambda: 1000)
+    yield
+    capabilities.root.cache_clear()
+
+
+def test_without_root_up_says_what_is_missing_and_makes_nothing(call, plain_user, run_root: Path) -> None:
+    code, _, err = call("up", SMALL)
+
+    assert code == 2
+    assert err.count("\n") == 1
+    assert err.startswith("root is missing (user 1000): type it again with `sudo`")
+    assert list(run_root.iterdir()) == []
+
+
+def test_a_broken_file_is_refused_before_anything_is_made(call, tmp_path: Path, run_root: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: x\nnodez: []\n")
+    code, _, err = call("up", str(tmp_path / "bad.yaml"))
+
+    assert code == 2
+    assert "bad.yaml:2:1: nodez: unknown key; did you mean 'nodes'?" in err
+    assert "Traceback" not in err
+    assert list(run_root.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("status",), ("verify",), ("exec", "s1", "--", "true")])
+def test_without_a_testbed_commands_say_what_to_type(call, command: tuple[str, ...]) -> None:
+    assert call(*command) == (2, "", "no testbed is up: type `make testbed up` first\n")
+
+
+def test_down_without_a_testbed_is_no_error(call) -> None:
+    assert call("down") == (0, "nothing to remove: no testbed is up\n", "")
+
+
+def test_a_name_that_is_no_name_is_refused(call) -> None:
+    code, _, err = call("down", "--name", "../etc")
+    assert (code, err.split(":")[0]) == (2, "'../etc' cannot name a testbed")
+
+
+def test_check_prints_the_resolved_topology(call) -> None:
+    code, out, _ = call("check", SMALL)
+    assert code == 0
+    assert "s1" in out
+
+
+def test_schema_prints_json(call) -> None:
+    code, out, _ = call("schema")
+    assert code == 0
+    assert json.loads(out)["type"] == "object"
+
+
+def test_doctor_names_every_capability(call) -> None:
+    _, out, _ = call("doctor")
+    assert all(each.name in out for each in capabilities.probe())
+
+
+def test_an_unknown_command_is_refused(call) -> None:
+    code, _, err = call("upp")
+    assert code == 2
+    assert "upp" in err
