@@ -122,6 +122,7 @@ class Player:
         self._progress = progress
         self._interrupted = interrupted
         self.played = Played()
+        self._counted: dict[tuple[str, str], DirectionReport] = {}
 
     async def configure(
         self,
@@ -152,6 +153,7 @@ class Player:
 
     async def play(self) -> Played:
         """Run both timelines to their end, or to the interruption, and collect."""
+        self._counted = {(entry.link, entry.source): entry for entry in self._links.counters()}
         tasks = [
             asyncio.ensure_future(work) for work in (self._submit_all(), self._change_links(), self._sample_links())
         ]
@@ -164,6 +166,7 @@ class Player:
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
+        self._sample_links_once()  # what has passed since the last sample
         self.played.ended_agents = self._agents.ended()
         alive = [server for server in self._agents.servers if server not in self.played.ended_agents]
         reports = await self._agents.ask(dict.fromkeys(alive, Collect()), timeout_s=30.0, doing="send their records")
@@ -215,30 +218,31 @@ class Player:
             self.played.events.append(Event(change=change, actual_s=actual_s))
 
     async def _sample_links(self) -> None:
-        previous = {(entry.link, entry.source): entry for entry in self._links.counters()}
         next_s = 0.0
         while True:
             await self._clock.sleep_until_s(next_s)
             next_s = max(next_s + LINK_SAMPLE_S, self._clock.now_s())
-            now_s = self._clock.now_s()
-            for entry in self._links.counters():
-                key = (entry.link, entry.source)
-                before = previous[key]
-                self.played.links.append(
-                    {
-                        "t_s": now_s,
-                        "link": entry.link,
-                        "source": entry.source,
-                        "target": entry.target,
-                        "rate_bps": entry.applied.rate_bps,
-                        "delay_s": entry.applied.delay_s,
-                        "bytes": entry.bytes - before.bytes,
-                        "packets": entry.packets - before.packets,
-                        "dropped": sum(entry.dropped.values()) - sum(before.dropped.values()),
-                        "queued_bytes": entry.queued_bytes,
-                    }
-                )
-                previous[key] = entry
+            self._sample_links_once()
+
+    def _sample_links_once(self) -> None:
+        now_s = self._clock.now_s()
+        for entry in self._links.counters():
+            before = self._counted[entry.link, entry.source]
+            self._counted[entry.link, entry.source] = entry
+            self.played.links.append(
+                {
+                    "t_s": now_s,
+                    "link": entry.link,
+                    "source": entry.source,
+                    "target": entry.target,
+                    "rate_bps": entry.applied.rate_bps,
+                    "delay_s": entry.applied.delay_s,
+                    "bytes": entry.bytes - before.bytes,
+                    "packets": entry.packets - before.packets,
+                    "dropped": sum(entry.dropped.values()) - sum(before.dropped.values()),
+                    "queued_bytes": entry.queued_bytes,
+                }
+            )
 
     def _hear(self, report: Report) -> None:
         match report:
