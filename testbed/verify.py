@@ -23,7 +23,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from testbed.errors import TestbedError
-from testbed.probes import ECHO_BYTES, Bounds, Transfer, Way, connect, goodputs_bps, middle, round_trips_s
+from testbed.probes import ECHO_BYTES, Bounds, Transfer, Way, connect, goodputs_bps, middle, preferred, round_trips_s
 from testbed.topology import BITS_PER_BYTE, MTU_BYTES, Direction, Link
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ ATTEMPTS = (
     _Attempt(measure_s=0.06, together_bps=2.5e9, together_flows=6),
     _Attempt(measure_s=0.15, together_bps=1.2e9, together_flows=3),
     _Attempt(measure_s=0.25, together_bps=0.0, together_flows=1),
+    _Attempt(measure_s=0.5, together_bps=0.0, together_flows=1),
 )
 
 
@@ -98,11 +99,12 @@ def calibrate(network: Network) -> list[LinkMeasurement]:
     """
     shaping = {key: network.dilated(direction) for key, direction in network.shaping().items()}
     probes = [_Probe(network, link, source, shaping) for link in network.topology.links for source in (link.a, link.b)]
-    measured = _measure(probes, ATTEMPTS[0])
-    for attempt in ATTEMPTS[1:]:
-        doubtful = [n for n, measurement in enumerate(measured) if not measurement.ok]
-        for n, again in zip(doubtful, _measure([probes[n] for n in doubtful], attempt), strict=True):
-            measured[n] = again
+    with preferred():
+        measured = _measure(probes, ATTEMPTS[0])
+        for attempt in ATTEMPTS[1:]:
+            doubtful = [n for n, measurement in enumerate(measured) if not measurement.ok]
+            for n, again in zip(doubtful, _measure([probes[n] for n in doubtful], attempt), strict=True):
+                measured[n] = again
     return measured
 
 
@@ -229,8 +231,8 @@ class _Probe:
         self.there, self.back = shaping[link.name, source], shaping[link.name, self.target]
 
     def transfer(self, measure_s: float) -> Transfer:
-        """A transfer that fills the link and half of its queue."""
-        rate_bps, queued_bytes = min(self.there.rate_bps, FASTEST_BPS), self.there.effective_queue_bytes / 2
+        """A transfer that fills the link and most of its queue, so that a pause of the sender leaves no gap."""
+        rate_bps, queued_bytes = min(self.there.rate_bps, FASTEST_BPS), 0.75 * self.there.effective_queue_bytes
         rtt_s = self.there.delay_s + self.back.delay_s
         window_bytes = int(rate_bps * rtt_s / BITS_PER_BYTE + max(queued_bytes, 4 * MTU_BYTES))
         packets_s = MEASURE_PACKETS * BITS_PER_BYTE * MTU_BYTES / rate_bps

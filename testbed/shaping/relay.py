@@ -7,8 +7,8 @@ only queue that counts is the model's; the model says when it arrives, and then 
 loop sleeps until the next packet is due or a new one comes, and handles whatever has gathered when it wakes.
 
 Waking up takes time: a packet is read a little after it was sent, and released a little after it was due.  The relay
-measures how late its own sleeps end (their running median) and releases packets by twice that early, once for reading
-and once for releasing, so that links keep the delay of their file on idle and on busy machines alike.
+knows from its own sleeps how long that usually is (``WakeUps``); it dates what it reads back by it and goes to sleep
+for that much less, so that links keep the delay of their file on idle and on busy machines alike.
 
 One heap holds, for every direction with packets under way, the time of its first.  Links keep order, so this entry is
 right until the packet leaves or somebody changes the link.
@@ -36,17 +36,15 @@ from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
 from testbed.shaping.lateness import LatenessHistogram
 from testbed.shaping.model import LinkModel, dilated
-from testbed.shaping.tun import READ_BYTES, LinkControl, bundle_for, open_tun, wire_size
+from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, bundle_for, open_tun, wire_size
+from testbed.shaping.wakeups import WakeUps
 from testbed.topology import Direction
 
 #: At most this many packets of one device are read before others get their turn.
 READ_BATCH = 32
-#: The estimate of how late sleeps end: where it starts, how far one sleep moves it, how large it may become.
-OVERSHOOT_S = 50e-6
-OVERSHOOT_STEP_S = 1e-6
-MAX_OVERSHOOT_S = 120e-6
 #: A relay without links ends after this long.
 UNPLUGGED_S = 10.0
+FOREVER_S = 3600.0
 #: Threads that close devices at the end.
 CLOSERS = 64
 #: Rounds of control messages are rare; the garbage they make is collected rarely too.
@@ -103,7 +101,7 @@ class Relay:
         self._by_fd: dict[int, Lane] = {}
         self._due: list[tuple[float, int]] = []
         self._lateness = LatenessHistogram()
-        self._overshoot_s = OVERSHOOT_S
+        self._wakeups = WakeUps()
         self._dilation = 1.0
         self._running = True
         self._epoll = select.epoll()
@@ -112,25 +110,34 @@ class Relay:
     def run(self) -> None:
         """Serve until told to stop."""
         clock, poll, ready = time.monotonic, self._epoll.poll, [self._epoll.fileno()]
-        control_fd = self._control.fileno()
+        control_fd, wakeups = self._control.fileno(), self._wakeups
+        lead_s = 0.0  # what is due within this is released now
         while self._running:
-            self._release(clock())
+            before_s = clock()
+            self._release(before_s, lead_s)
             if self._due:
-                wake_s = self._due[0][0] - 2 * self._overshoot_s
-                sleep_s = wake_s - clock()
+                left_s = self._due[0][0] - before_s
+                lead_s = wakeups.expected_s(left_s)
+                sleep_s = left_s - lead_s
+            else:
+                sleep_s = FOREVER_S if self._lanes else UNPLUGGED_S
+            read_lag_s = 0.0
+            if sleep_s > 0:
                 # select takes microseconds where epoll alone would round to milliseconds
-                if sleep_s > 0 and not select.select(ready, (), (), sleep_s)[0]:
-                    self._learn(clock() - wake_s)
-            elif self._lanes:
-                select.select(ready, (), ())
-            elif not select.select(ready, (), (), UNPLUGGED_S)[0]:
-                return  # whoever started us died before it could give us work, or write down that we exist
+                woken = select.select(ready, (), (), sleep_s)[0]
+                slept_s = clock() - before_s
+                if woken:
+                    read_lag_s = wakeups.expected_s(slept_s)
+                elif self._due:
+                    wakeups.learn(sleep_s, slept_s - sleep_s)
+                elif not self._lanes:
+                    return  # whoever started us died before it could give us work, or write down that we exist
             for fd, _ in poll(0):
                 if fd == control_fd:
                     self._serve_control()
                 else:
-                    self._read(self._by_fd[fd])
-                    self._release(clock())
+                    self._read(self._by_fd[fd], clock() - read_lag_s)
+                    self._release(clock(), 0.0)
 
     def close(self) -> None:
         """Remove all interfaces."""
@@ -138,30 +145,24 @@ class Relay:
         with ThreadPoolExecutor(CLOSERS) as closers:
             list(closers.map(os.close, self._by_fd))
 
-    def _read(self, lane: Lane) -> None:
+    def _read(self, lane: Lane, sent_s: float) -> None:
         fd, offer = lane.fd, lane.model.offer
         was_idle = not len(lane.model)
-        now_s = time.monotonic()
         try:
             for _ in range(READ_BATCH):
                 packet = os.read(fd, READ_BYTES)
                 if packet[1]:
                     size, count = wire_size(packet)
-                    offer(now_s, size, packet, count=count)
+                    offer(sent_s, size, packet, count=count)
                 else:
-                    offer(now_s, len(packet) - 10, packet)
+                    offer(sent_s, len(packet) - VNET_HEADER_BYTES, packet)
         except BlockingIOError:
             pass
         if was_idle and len(lane.model):
             heapq.heappush(self._due, (lane.model.next_due_s, lane.order))
 
-    def _learn(self, overshoot_s: float) -> None:
-        # Steps of one size up and down settle where half of the sleeps end later and half earlier: at the median.
-        step_s = OVERSHOOT_STEP_S if overshoot_s > self._overshoot_s else -OVERSHOOT_STEP_S
-        self._overshoot_s = min(max(0.0, self._overshoot_s + step_s), MAX_OVERSHOOT_S)
-
-    def _release(self, now_s: float) -> None:
-        due, horizon_s = self._due, now_s + 2 * self._overshoot_s
+    def _release(self, now_s: float, lead_s: float) -> None:
+        due, horizon_s = self._due, now_s + lead_s
         while due and due[0][0] <= horizon_s:
             at_s, order = due[0]
             lane = self._lanes[order]
