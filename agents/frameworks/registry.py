@@ -23,6 +23,8 @@ FRAMEWORKS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "greedy": ("agents.frameworks.greedy", "Greedy", {}),
     "edgeshard": ("agents.frameworks.edgeshard", "EdgeShard", {}),
     "edgeshard-int8": ("agents.frameworks.edgeshard", "EdgeShard", {"precision": "int8"}),
+    "edgeshard-int4": ("agents.frameworks.edgeshard", "EdgeShard", {"precision": "int4"}),
+    "hetroute-int8": ("agents.frameworks.hetroute", "HetRoute", {"precisions": ["int8"]}),
     "hetroute": ("agents.frameworks.hetroute", "HetRoute", {}),
 }
 

@@ -1,0 +1,350 @@
+r"""Where HetRoute keeps which copies, in which precision and which memory.  HetRoute, offline part [reconstruction].
+
+A *pipeline* is one copy of every expert, whole layers on consecutive servers..  The placement is one full-precision
+pipeline (the guarantee) and as many lower-precision ones as pay:
+
+    1. near(δ): servers within δ of each other, for every δ at which such a group grows.  Metros come out of the delays.
+    2. A pipeline in group G minimises, by ``shards.best_shards``,  moves + sum_d S_d / (1 - ρ_d - λ S_d),           (1)
+       S_d its time on d, λ the requests/s that it serves, ρ_d the load that the other pipelines put on d.
+    3. Requests split over pipelines as the router would split them: each home takes what is quickest under (1).   (2)
+    4. Add the pipeline (group, precision) that lowers the mean of (2) most, move all pipelines to where they are best
+       given the others, and go on while the drop exceeds the memory price and redundancy allows it.
+    5. The full-precision pipeline takes what fast memory is left, by the same programme, and slow memory beyond it.
+    6. Residency: per server, copies by  P(selected by the online router) x load time / bytes;  ``flow`` gives P.   (3)
+
+Ours: pipelines.  The paper places copy by copy; with links of milliseconds a copy is worth having only where its
+neighbours in depth are near, and a whole layer at one server costs no traffic at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.cluster import Cluster
+from agents.errors import FrameworkError
+from agents.frameworks.cost import head_s
+from agents.frameworks.edgeshard import spill_s, within
+from agents.frameworks.expected import Expected, delays, home_shares
+from agents.frameworks.hetroute_outlook import Flow, Outlook, flow
+from agents.frameworks.placements import budget_bytes
+from agents.frameworks.shards import best_shards, runs
+from agents.models.calibrate import Calibration
+from agents.models.profile import ModelProfile
+from agents.protocol import FULL, Placement, Replica
+from agents.store import FAST_SHARE
+
+Floats = NDArray[np.float64]
+
+#: A device beyond this load is priced along the tangent, so that an overloaded cluster still has a best placement.
+STEEP = 0.9
+#: A further pipeline must lower the expected mean latency by this share (the memory price of step 4).
+WORTHWHILE = 0.01
+#: Alternating rounds of steps 2 and 3 after each new pipeline.
+ROUNDS = 3
+#: Candidates of step 4 for which that is done.
+SETTLED = 4
+#: Share of the traffic for which the guarantee is laid out when faster pipelines carry the rest.
+GUARANTEE_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One copy of every expert."""
+
+    precision: str
+    group: tuple[int, ...]  # servers that it may use
+    owners: tuple[int, ...]  # by layer
+    fast: tuple[bool, ...]  # by layer
+    work_s: Floats  # (servers,): time of one request on each device
+    fixed_s: Floats  # (homes,): everything that does not queue
+    traffic_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Which requests take which pipeline (2)."""
+
+    share: Floats  # (homes, pipelines); all entries add up to 1
+    mean_s: float
+
+
+def near_groups(cluster: Cluster) -> list[tuple[int, ...]]:
+    """Complete-linkage clusters of servers at every threshold of one-way delay, smallest first.
+
+    Two clusters join at the largest delay between their members, so no member of a group is further from another than
+    that threshold.
+    """
+    delay_s = delays(cluster)
+    distance = np.maximum(delay_s, delay_s.T)
+    clusters: list[tuple[int, ...]] = [(position,) for position in range(len(cluster.servers))]
+    groups = list(clusters)
+    while len(clusters) > 1:
+        pairs = [(a, b) for k, a in enumerate(clusters) for b in clusters[k + 1 :]]
+        one, other = min(pairs, key=lambda pair: (float(distance[np.ix_(pair[0], pair[1])].max()), pair))
+        joined = tuple(sorted(one + other))
+        clusters = [*(entry for entry in clusters if entry not in (one, other)), joined]
+        groups.append(joined)
+    return groups
+
+
+def queueing_s(work_s: Floats, busy: Floats) -> Floats:
+    """S / (1 - ρ), continued along its tangent beyond ``STEEP``."""
+    under = np.minimum(busy, STEEP)
+    slope = 1.0 / (1.0 - STEEP) ** 2
+    result: Floats = work_s * (1.0 / (1.0 - under) + slope * np.maximum(busy - STEEP, 0.0))
+    return result
+
+
+class PipelinePlanner:
+    """Steps 1 to 5 for one cluster and model."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        profile: ModelProfile,
+        calibration: Calibration,
+        *,
+        price_s_per_byte: float,
+        penalty_s: Mapping[str, Floats],
+    ) -> None:
+        self.cluster, self.profile = cluster, profile
+        self._penalty_s = {precision: float(layers.sum()) for precision, layers in penalty_s.items()}
+        self.expected = Expected(cluster, profile, calibration)
+        self._price_s_per_byte = price_s_per_byte
+        self._homes = home_shares(cluster)
+        self._delay_s = delays(cluster)
+        self._move_s = self.expected.move_s() + price_s_per_byte * self.expected.state_bytes * (self._delay_s > 0)
+        self._head_s = np.array([head_s(s.device, profile, self.expected.tokens) for s in cluster.servers])
+        self._fast_bytes = np.array([FAST_SHARE * server.device.fast_bytes for server in cluster.servers])
+        self._slow_bytes = np.array([float(server.device.slow_bytes) for server in cluster.servers])
+        self._groups = near_groups(cluster)
+
+    def layer_bytes(self, precision: str) -> int:
+        """All experts of one layer."""
+        return self.profile.experts * self.profile.expert_bytes[precision]
+
+    def solve(self, precisions: Sequence[str]) -> tuple[list[Pipeline], Split]:
+        """Steps 2 to 5; the guarantee is the last pipeline."""
+        chosen: list[Pipeline] = []
+        guarantee = self.guarantee(chosen)
+        split = self.split([guarantee])
+        spare_bytes = budget_bytes(self.cluster, self.profile) - self.profile.layers * self.layer_bytes(FULL)
+        if spare_bytes < 0:
+            raise FrameworkError(
+                "hetroute keeps a full-precision copy of every expert; "
+                f"redundancy {self.cluster.redundancy:g} is below 1"
+            )
+        while True:
+            used = sum(self.profile.layers * self.layer_bytes(pipeline.precision) for pipeline in chosen)
+            affordable = [p for p in precisions if used + self.profile.layers * self.layer_bytes(p) <= spare_bytes]
+            grown = self._with_one_more(chosen, affordable)
+            if grown is None or self.split(grown).mean_s > (1.0 - WORTHWHILE) * split.mean_s:
+                break
+            chosen, split = grown, self.split(grown)
+        if chosen:
+            guarantee = self.guarantee(chosen)
+        pipelines = [*chosen, guarantee]
+        return pipelines, self.split(pipelines)
+
+    def _with_one_more(self, chosen: Sequence[Pipeline], precisions: Sequence[str]) -> list[Pipeline] | None:
+        """Step 4: the best addition, None if nothing fits; only the ``SETTLED`` most promising are settled."""
+        serves = self._homes / (len(chosen) + 1)
+        looks: list[tuple[float, int, list[Pipeline]]] = []
+        for precision in precisions:
+            for group in self._groups:
+                first = self.lay(precision, group, others=chosen, split=None, serves=serves, spill=False)
+                if first is not None:
+                    looks.append((self.split([*chosen, first]).mean_s, len(looks), [*chosen, first]))
+        settled = [self._settled(pipelines) for _, _, pipelines in sorted(looks)[:SETTLED]]
+        return min(settled, key=lambda pipelines: self.split(pipelines).mean_s, default=None)
+
+    def _settled(self, pipelines: list[Pipeline]) -> list[Pipeline]:
+        """Steps 2 and 3 in turn: each pipeline is laid out anew given the others, the best of all rounds is kept."""
+        best, best_s = list(pipelines), self.split(pipelines).mean_s
+        for _ in range(ROUNDS):
+            for k, pipeline in enumerate(pipelines):
+                share = self.split(pipelines).share
+                laid = self.lay(
+                    pipeline.precision,
+                    pipeline.group,
+                    others=[entry for j, entry in enumerate(pipelines) if j != k],
+                    split=np.delete(share, k, axis=1),
+                    serves=np.maximum(share[:, k], GUARANTEE_SHARE * self._homes),
+                    spill=False,
+                )
+                if laid is not None:
+                    pipelines[k] = laid
+            mean_s = self.split(pipelines).mean_s
+            if mean_s < best_s:
+                best, best_s = list(pipelines), mean_s
+        return best
+
+    def guarantee(self, chosen: Sequence[Pipeline]) -> Pipeline:
+        """Step 5: alone it carries everything, beside others what they cannot."""
+        share = self.split(chosen).share if chosen else None
+        serves = self._homes * (GUARANTEE_SHARE if chosen else 1.0)
+        everywhere = tuple(range(len(self.cluster.servers)))
+        for spill in (False, True):
+            laid = self.lay(FULL, everywhere, others=chosen, split=share, serves=serves, spill=spill)
+            if laid is not None:
+                return laid
+        raise FrameworkError(f"the servers have no room for a full-precision copy of {self.profile.name}")
+
+    def lay(
+        self,
+        precision: str,
+        group: tuple[int, ...],
+        *,
+        others: Sequence[Pipeline],
+        split: Floats | None,
+        serves: Floats,
+        spill: bool,
+    ) -> Pipeline | None:
+        """Equation (1): the best pipeline in a group, given who else is where and whom it serves (homes,)."""
+        members = np.array(group)
+        layer_bytes = self.layer_bytes(precision)
+        fast_bytes, slow_bytes = self._fast_bytes.copy(), self._slow_bytes.copy()
+        for other in others:
+            for owner, fast in zip(other.owners, other.fast, strict=True):
+                (fast_bytes if fast else slow_bytes)[owner] -= self.layer_bytes(other.precision)
+        fits = np.maximum(fast_bytes // layer_bytes, 0).astype(np.int64)[members]
+        holds = fits + (np.maximum(slow_bytes // layer_bytes, 0).astype(np.int64)[members] if spill else 0)
+        if holds.sum() < self.profile.layers:
+            return None
+        background = self._busy(others, split)[members]
+        rate = self.cluster.arrival_rate_per_s * float(serves.sum())
+        service_s = runs(self.expected.layer_s(precision)[members])
+        feasible = within(service_s, holds)
+        finite = np.where(np.isfinite(feasible), feasible, 0.0)
+        time_s = queueing_s(finite, background[:, None, None] + rate * finite)
+        if spill:
+            time_s = time_s + spill_s(self.expected.layer_load_s(precision)[members], fits)
+        weight = serves / serves.sum()
+        shards = best_shards(
+            np.where(np.isfinite(feasible), time_s, np.inf),
+            move_s=self._move_s[np.ix_(members, members)],
+            enter_s=(weight @ self._delay_s)[members],
+            leave_s=(self._delay_s @ weight + self._head_s)[members],
+        )
+        if shards is None:
+            return None
+        owners = tuple(int(members[owner]) for owner in shards.owners)
+        return self._pipeline(precision, group, owners, dict(zip(group, fits.tolist(), strict=True)))
+
+    def split(self, pipelines: Sequence[Pipeline], rounds: int = 60) -> Split:
+        """Equation (2): homes choose the quickest pipeline, in equilibrium (successive averages)."""
+        work_s = np.array([pipeline.work_s for pipeline in pipelines])  # (pipelines, servers)
+        fixed_s = np.array([pipeline.fixed_s for pipeline in pipelines]).T  # (homes, pipelines)
+        share = np.zeros(fixed_s.shape)
+        cost_s = fixed_s
+        for step in range(1, rounds + 1):
+            busy = self.cluster.arrival_rate_per_s * share.sum(axis=0) @ work_s
+            cost_s = fixed_s + queueing_s(work_s, busy[None]).sum(axis=1)[None]
+            quickest = np.zeros(share.shape)
+            quickest[np.arange(len(share)), cost_s.argmin(axis=1)] = self._homes
+            share += (quickest - share) / step
+        return Split(share=share, mean_s=float((share * cost_s).sum()))
+
+    def _busy(self, pipelines: Sequence[Pipeline], share: Floats | None) -> Floats:
+        if not pipelines:
+            return np.zeros(len(self.cluster.servers))
+        if share is None:
+            share = self.split(pipelines).share * len(pipelines) / (len(pipelines) + 1)
+        busy: Floats = self.cluster.arrival_rate_per_s * share.sum(axis=0) @ np.array([p.work_s for p in pipelines])
+        return busy
+
+    def _pipeline(
+        self, precision: str, group: tuple[int, ...], owners: tuple[int, ...], room: dict[int, int]
+    ) -> Pipeline:
+        layer_s, load_s = self.expected.layer_s(precision), self.expected.layer_load_s(precision)
+        work_s = np.zeros(len(self.cluster.servers))
+        fast, fixed_s, moves = [], self._penalty_s[precision], 0
+        for layer, owner in enumerate(owners):
+            work_s[owner] += layer_s[owner, layer]
+            room[owner] -= 1
+            fast.append(room[owner] >= 0)
+            fixed_s += 0.0 if fast[-1] else float(load_s[owner, layer])
+            if layer and owners[layer - 1] != owner:
+                fixed_s += float(self._move_s[owners[layer - 1], owner])
+                moves += 1
+        work_s[owners[-1]] += self._head_s[owners[-1]]
+        return Pipeline(
+            precision=precision,
+            group=group,
+            owners=owners,
+            fast=tuple(fast),
+            work_s=work_s,
+            fixed_s=fixed_s + self._delay_s[:, owners[0]] + self._delay_s[owners[-1], :],
+            traffic_bytes=float(moves * self.expected.state_bytes),
+        )
+
+
+def place(
+    cluster: Cluster,
+    profile: ModelProfile,
+    calibration: Calibration,
+    *,
+    precisions: Sequence[str],
+    price_s_per_byte: float,
+    penalty_s: Mapping[str, Floats],
+    residency: bool = True,
+) -> Placement:
+    """Steps 1 to 6.  ``penalty_s``: price of each layer's loss, for every precision that may be used."""
+    planner = PipelinePlanner(cluster, profile, calibration, price_s_per_byte=price_s_per_byte, penalty_s=penalty_s)
+    pipelines, split = planner.solve(precisions)
+    replicas = [
+        Replica(layer=layer, expert=expert, server=cluster.names[owner], precision=pipeline.precision, fast=fast)
+        for pipeline in pipelines
+        for layer, (owner, fast) in enumerate(zip(pipeline.owners, pipeline.fast, strict=True))
+        for expert in range(profile.experts)
+    ]
+    replicas = list({(r.layer, r.expert, r.server, r.precision): r for r in replicas}.values())
+    outlook = Outlook(
+        cluster, profile, planner.expected, replicas, price_s_per_byte=price_s_per_byte, penalty_s=penalty_s
+    )
+    expectation = flow(outlook, cluster, planner.expected)
+    if residency:
+        replicas = resident(replicas, cluster, profile, outlook, expectation)
+    notes = {
+        "pipelines": [
+            {
+                "precision": pipeline.precision,
+                "owners": [cluster.names[owner] for owner in pipeline.owners],
+                "share": float(split.share[:, k].sum()),
+            }
+            for k, pipeline in enumerate(pipelines)
+        ],
+        "expected_s": split.mean_s,
+        "wait_s": {name: float(wait_s) for name, wait_s in zip(cluster.names, expectation.wait_s, strict=True)},
+    }
+    return Placement(replicas=tuple(replicas), notes=notes)
+
+
+def resident(
+    replicas: Sequence[Replica], cluster: Cluster, profile: ModelProfile, outlook: Outlook, expectation: Flow
+) -> list[Replica]:
+    """Step 6: which copies of each server are in fast memory, by equation (3); a copy that stays put breaks ties."""
+    if all(replica.fast for replica in replicas):
+        return list(replicas)
+    result = []
+    for position, server in enumerate(cluster.servers):
+        mine = [replica for replica in replicas if replica.server == server.name]
+
+        def benefit(replica: Replica, position: int = position) -> tuple[float, bool, Replica]:
+            routed = outlook.best.get((replica.layer, replica.expert, position)) == replica
+            share = float(expectation.selected[replica.layer, replica.expert, position]) if routed else 0.0
+            # Load time / bytes is the same for all copies of one server, so P(selected) alone orders them.
+            return -share, not replica.fast, replica
+
+        room_bytes = FAST_SHARE * server.device.fast_bytes
+        for replica in sorted(mine, key=benefit):
+            size_bytes = profile.expert_bytes[replica.precision]
+            fast = size_bytes <= room_bytes
+            room_bytes -= size_bytes if fast else 0
+            result.append(msgspec.structs.replace(replica, fast=fast))
+    return sorted(result)
