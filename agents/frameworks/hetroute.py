@@ -60,7 +60,8 @@ class HetRoute(BaseFramework):
     """Set-level routing with look-ahead, precision and residency.
 
     Options: ``precisions`` (lower ones that copies may have), ``set_level`` (false: each expert for itself),
-    ``look_ahead`` (request, layer or none), ``residency`` (false: as the pipelines left it), and the constants above in lower case.
+    ``look_ahead`` (request, layer or none), ``residency`` (false: as the pipelines left it), and ``price_s_per_gb``,
+    ``loss_price_s``, ``detour_s``, ``risk_s``, ``backlog_limit_s`` as the constants above.
     """
 
     name = "hetroute"

@@ -175,7 +175,8 @@ class Outlook:
         traffic = (size * used[..., None] * (away[None, :, :, None] + 1.0 * away[None, None])).sum(axis=2)
         slowest_s: Floats = np.minimum(part_s.max(axis=2), NEVER_S)
         moved = self._state_bytes * away[None]
-        return slowest_s + self._price_s_per_byte * (traffic + moved)
+        priced_s: Floats = slowest_s + self._price_s_per_byte * (traffic + moved)
+        return priced_s
 
     def values(self, live: Live, best_s: Floats) -> Floats:
         """V of (1) and (2), (layers + 1, a, home)."""

@@ -300,7 +300,7 @@ class Search:
                         bound_s = self._bound_s(entry, ahead_s)
                         if best is None or bound_s < best.cost_s:
                             grown.append((bound_s, entry))
-            grown.sort(key=_first)
+            grown.sort(key=_rank)
             beam = [entry for _, entry in grown[:BEAM]]
         for partial in beam:
             team = self._in_order(partial.options, needs)
@@ -350,5 +350,6 @@ def _loss(option: Option) -> float:
     return option.loss
 
 
-def _first(entry: tuple[float, Partial]) -> float:
-    return entry[0]
+def _rank(entry: tuple[float, Partial]) -> tuple[float, float]:
+    """By bound; among equals, common where only the slowest server counts, by work in all."""
+    return entry[0], sum([load_s + compute_s for _, load_s, compute_s in entry[1].parts.values()])

@@ -1,0 +1,158 @@
+"""The search for the best team, against all teams."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.frameworks.hetroute_search import Need, Option, Search, Team
+
+SERVERS = 4
+LINK_S = 0.001
+
+
+def search(needs: list[Need], **changes: Any) -> Search:
+    facts: dict[str, Any] = {
+        "here": 0,
+        "needs": needs,
+        "tokens": 4,
+        "state_bytes": 8192,
+        "wait_s": [0.0] * SERVERS,
+        "load_wait_s": [0.0] * SERVERS,
+        "delay_s": [[0.0 if a == b else LINK_S for b in range(SERVERS)] for a in range(SERVERS)],
+        "s_per_byte": [[0.0 if a == b else 1e-9 for b in range(SERVERS)] for a in range(SERVERS)],
+        "ahead": [(0, 0.0)],
+        "price_s_per_byte": 0.0,
+        "loss_price_s": 0.0,
+        "allowance": 1.0,
+    }
+    return Search(**{**facts, **changes})
+
+
+def need(expert: int, *options: Option, rows: int = 0b1111) -> Need:
+    return Need(expert, rows, options)
+
+
+def copy(server: int, compute_s: float, *, loss: float = 0.0, load_s: float = 0.0, precision: str = "full") -> Option:
+    return Option(server, precision, compute_s, load_s, loss)
+
+
+def servers(team: Team | None) -> list[int]:
+    assert team is not None
+    return [option.server for option in team.options]
+
+
+def test_two_experts_that_would_wait_for_each_other_are_split() -> None:
+    """Each alone is best at server 1; together they would take 10 ms there."""
+    needs = [need(e, copy(1, 0.005), copy(2, 0.0055)) for e in range(2)]
+
+    assert servers(search(needs).best()) in ([1, 2], [2, 1])
+    assert servers(search(needs).each_alone()) == [1, 1]
+
+
+def test_an_expert_that_hides_behind_the_slowest_stays_here() -> None:
+    """Expert 0 takes 20 ms anyway, so the slow local copy of expert 1 costs nothing."""
+    needs = [need(0, copy(1, 0.020)), need(1, copy(0, 0.010), copy(2, 0.001))]
+
+    assert servers(search(needs, price_s_per_byte=1e-9).best()) == [1, 0]
+
+
+def test_results_go_straight_to_a_next_server_that_promises_more() -> None:
+    team = search([need(0, copy(1, 0.005))], ahead=[(0, 0.050), (1, 0.020)]).best()
+
+    assert team is not None
+    assert team.following == 1
+
+
+def test_a_copy_in_slow_memory_waits_for_its_load() -> None:
+    needs = [need(0, copy(1, 0.001, load_s=0.030), copy(2, 0.010))]
+
+    assert servers(search(needs).best()) == [2]
+
+
+def test_the_allowance_is_a_limit_however_slow_that_is() -> None:
+    needs = [need(e, copy(0, 0.001, loss=0.5, precision="int8"), copy(1, 0.9)) for e in range(3)]
+
+    assert servers(search(needs, allowance=0.6).best()).count(0) == 1
+    assert servers(search(needs, allowance=0.0).best()) == [1, 1, 1]
+
+
+def test_without_a_copy_within_the_allowance_there_is_no_team() -> None:
+    assert search([need(0, copy(0, 0.001, loss=0.5))], allowance=0.4).best() is None
+
+
+def test_loss_has_a_price_below_the_limit() -> None:
+    needs = [need(0, copy(0, 0.001, loss=0.01, precision="int8"), copy(0, 0.002))]
+
+    cheap, dear = search(needs, loss_price_s=0.05).best(), search(needs, loss_price_s=0.5).best()
+
+    assert cheap is not None
+    assert dear is not None
+    assert (cheap.options[0].precision, dear.options[0].precision) == ("int8", "full")
+
+
+def test_the_terms_add_up_to_the_cost_and_belong_to_the_slowest_server() -> None:
+    needs = [need(0, copy(1, 0.020, loss=0.01, load_s=0.004)), need(1, copy(0, 0.001))]
+    problem = search(needs, wait_s=[0.0, 0.003, 0.0, 0.0], loss_price_s=1.0, price_s_per_byte=1e-9, ahead=[(0, 0.5)])
+
+    team = problem.best()
+    assert team is not None
+    terms = problem.terms(team)
+
+    assert terms.total_s == pytest.approx(team.cost_s)
+    assert terms.transmission_s == pytest.approx(2 * (LINK_S + 4 * 8192e-9))
+    assert terms.loading_s == pytest.approx(0.001)  # 3 of the 4 ms pass in the queue
+    assert terms.compute_s == pytest.approx(0.023)
+    assert terms.quality_s == pytest.approx(0.01)
+    assert terms.ahead_s == 0.5
+
+
+options = st.builds(
+    copy,
+    st.integers(0, SERVERS - 1),
+    st.floats(1e-4, 5e-3),
+    loss=st.sampled_from([0.0, 0.0, 1e-3]),
+    load_s=st.sampled_from([0.0, 0.0, 2e-3]),
+)
+teams = st.lists(
+    st.tuples(st.lists(options, min_size=1, max_size=3, unique_by=lambda o: (o.server, o.loss)), st.integers(1, 15)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn=teams, ahead=st.lists(st.floats(0, 5e-3), min_size=2, max_size=2), data=st.data())
+def test_the_search_finds_the_cheapest_of_all_teams_or_comes_close(
+    drawn: list[tuple[list[Option], int]], ahead: list[float], data: st.DataObject
+) -> None:
+    needs = [Need(expert, rows, tuple(options)) for expert, (options, rows) in enumerate(drawn)]
+    problem = search(
+        needs,
+        wait_s=data.draw(st.lists(st.floats(0, 5e-3), min_size=SERVERS, max_size=SERVERS)),
+        ahead=list(enumerate(ahead)),
+        loss_price_s=1.0,
+        price_s_per_byte=1e-9,
+        allowance=2.5e-3,
+    )
+    rows = [entry.rows for entry in needs]
+    combinations = list(itertools.product(*(entry.options for entry in needs)))
+
+    every = [
+        problem._cost_s(team, rows, following, ahead_s)
+        for team in combinations
+        for following, ahead_s in problem.ahead
+        if sum(option.loss for option in team) <= problem.allowance
+    ]
+    found = problem.best()
+
+    if not every:
+        assert found is None
+        return
+    assert found is not None
+    assert found.cost_s >= min(every) - 1e-9
+    assert found.cost_s <= min(every) * (1.0 if len(combinations) <= 64 else 1.15) + 1e-9
