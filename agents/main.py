@@ -21,6 +21,7 @@ import zmq
 
 from agents.agent import Agent
 from agents.clock import WallClock
+from agents.codec import decode_command, encode_management
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.models.twin import Twin
@@ -30,8 +31,6 @@ from agents.protocol import (
     ProtocolError,
     Ready,
     Report,
-    decode_command,
-    encode_management,
 )
 from agents.transport import ZmqTransport
 from testbed.errors import TestbedError

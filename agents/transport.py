@@ -12,7 +12,8 @@ from typing import Protocol
 
 import zmq
 
-from agents.protocol import MAX_ARRAY_BYTES, Message, ProtocolError, decode, encode
+from agents.codec import decode, encode
+from agents.protocol import MAX_ARRAY_BYTES, Message, ProtocolError
 
 #: Messages waiting for one peer before further ones are dropped: bounds memory when a peer has stopped reading.
 SEND_HIGH_WATER_MARK = 4_096

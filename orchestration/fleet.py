@@ -17,7 +17,8 @@ from typing import Protocol
 
 import zmq
 
-from agents.protocol import Collected, Command, Ping, Ready, Refused, Report, Stop, decode_report, encode_management
+from agents.codec import decode_report, encode_management
+from agents.protocol import Collected, Command, Ping, Ready, Refused, Report, Stop
 from testbed.errors import TestbedError
 
 START_TIMEOUT_S = 90.0

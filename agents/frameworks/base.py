@@ -1,8 +1,8 @@
 """What a routing framework is: the seam for which this testbed exists.
 
 A framework decides twice.  Offline, ``place`` says which copies of which experts live where, within the memory budget.
-Online, ``plan`` says for one layer of one request which copy computes each expert, and which server gathers the results and
-goes on with the next layer.  Both see the same values whatever the framework, so that comparisons are fair.
+Online, ``plan`` says for one layer of one request which copy computes each expert, and which server gathers the results
+and goes on with the next layer.  Both see the same values whatever the framework, so that comparisons are fair.
 
 The smallest framework is a class with ``name`` and ``plan`` (``BaseFramework`` has sensible defaults for the rest)::
 

@@ -1,4 +1,4 @@
-r"""The unified cost, shared by everything that predicts time: devices, frameworks, placement.  HetRoute [reconstruction].
+r"""The unified cost, shared by all that predict time: devices, frameworks, placement.  HetRoute [reconstruction].
 
     T_cmp(d, e, p, n) = max( n f_e / (eff_d F_d),  w_{e,p} / M_d ) + c_d                                          (1)
     T_dense(d, n)     = max( n f_a / (eff_d F_d),  w_a / M_d ) + c_d                                              (2)
@@ -8,7 +8,7 @@ r"""The unified cost, shared by everything that predicts time: devices, framewor
     M_d  memory bandwidth, bytes/s    w         weight bytes that must be read (experts: of precision p)
     c_d  launch overhead, s
 
-The device that executes a call is paced by the same (1) and (2): a planner that errs, errs about queues and networks only.
+The device that executes a call is paced by the same (1) and (2): a planner errs about queues and networks only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The home server first: what most deployments do without thinking about routing.  Baseline.
 
-Everything is gathered at home.  An expert runs from the home server's own copy, even if it must be loaded first; where home
-holds none, the copy with the smallest round trip is called.
+Everything is gathered at home.  An expert runs from the home server's own copy, even if it must be loaded first; where
+home holds none, the copy with the smallest round trip is called.
 """
 
 from __future__ import annotations

@@ -14,10 +14,11 @@ from typing import Any
 
 from agents.agent import Agent
 from agents.cluster import Cluster
+from agents.codec import decode, encode
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.models.twin import Twin
-from agents.protocol import Command, Configure, Done, Message, Placement, Report, Submit, decode, encode
+from agents.protocol import Command, Configure, Done, Message, Placement, Report, Submit
 
 
 class _InstantSelector(selectors.SelectSelector):

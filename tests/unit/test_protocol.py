@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import protocol
+from agents import codec
+from agents.codec import decode, decode_command, encode, encode_management
 from agents.protocol import (
     MAGIC,
     Configure,
@@ -17,10 +18,6 @@ from agents.protocol import (
     Replica,
     Result,
     State,
-    decode,
-    decode_command,
-    encode,
-    encode_management,
 )
 from tests.support.clusters import cluster
 
@@ -86,7 +83,7 @@ def test_what_does_not_fit_is_refused_by_name(damage: object, expected: str) -> 
 
 def test_a_shape_that_would_take_too_much_memory_is_refused_before_it_is_taken() -> None:
     message = result_message(3, 0)
-    huge = protocol._Envelope("s1", 0.0, 0, [[2**40], [2**40, 4]], message.body)
+    huge = codec._Envelope("s1", 0.0, 0, [[2**40], [2**40, 4]], message.body)
     frames = [MAGIC, msgspec.msgpack.encode(huge), b"", b""]
     with pytest.raises(ProtocolError, match="at most"):
         decode(frames)
