@@ -68,7 +68,7 @@ def spread(cluster: Cluster, profile: ModelProfile, calibration: Calibration) ->
 
 
 def check_placement(placement: Placement, cluster: Cluster, profile: ModelProfile, *, framework: str) -> None:
-    """FrameworkError if a placement leaves an expert out, repeats a copy, or uses more memory than is there or allowed."""
+    """FrameworkError if a placement leaves an expert out, repeats a copy, or takes more memory than it may."""
     memory = Memory(cluster)
     used_bytes = 0
     seen: set[tuple[int, int, str, str]] = set()

@@ -29,7 +29,9 @@ from agents.models.twin import Gate, Twin, finish
 from testbed.errors import TestbedError
 
 CALIBRATION_FILE = "calibration.json"
-ROWS, LENGTH = 16, 128  # per domain
+#: Relative NLL increase below which nothing is taken to be measurable.
+SMALLEST_LOSS = 1e-7
+ROWS, LENGTH = 12, 128  # per domain
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -51,13 +53,19 @@ class Calibration:
     precision_loss_total: Mapping[str, float]  # equation (3)
 
     def quality_loss(self, layer: int, precision: str) -> float:
-        """Relative NLL increase to reckon with when layer's experts all run in this precision; never negative."""
+        """Relative NLL increase to reckon with when layer's experts all run in this precision.
+
+        A lossy precision is never free: one layer's loss is about the noise of its measurement, and where that came out
+        low, the layer's share of the total stands in.  So a budget of 0 buys nothing but full precision.
+        """
         losses = self.precision_loss.get(precision)
         if losses is None:
             raise TestbedError(
                 f"no measured loss of precision {precision!r}; known are {', '.join(self.precision_loss)}"
             )
-        return max(0.0, losses[layer])
+        if precision == FULL:
+            return 0.0
+        return max(losses[layer], self.precision_loss_total[precision] / len(losses), SMALLEST_LOSS)
 
     @classmethod
     def load(cls, directory: Path) -> Self:
