@@ -54,9 +54,10 @@ CONNECTED_BATCHES = 40
 MEASURE_PACKETS = 200
 MAX_MEASURE_S = 1.0
 WARM_UP_S = 0.01
-#: Probes send this much faster than the link should be, so that one that is too fast is noticed too.
-PACE = 1.5
-#: ... but never faster than this.
+#: Probes keep this share of the queue filled.
+QUEUE_SHARE = 0.75
+#: They send at most so many times faster than the link should be, and never faster than FASTEST_BPS.
+MAX_PACE = 3.0
 FASTEST_BPS = 3e9
 
 
@@ -232,14 +233,19 @@ class _Probe:
 
     def transfer(self, measure_s: float) -> Transfer:
         """A transfer that fills the link and most of its queue, so that a pause of the sender leaves no gap."""
-        rate_bps, queued_bytes = min(self.there.rate_bps, FASTEST_BPS), 0.75 * self.there.effective_queue_bytes
+        rate_bps = min(self.there.rate_bps, FASTEST_BPS)
         rtt_s = self.there.delay_s + self.back.delay_s
-        window_bytes = int(rate_bps * rtt_s / BITS_PER_BYTE + max(queued_bytes, 4 * MTU_BYTES))
+        queued_bytes = max(QUEUE_SHARE * self.there.effective_queue_bytes, 4 * MTU_BYTES)
+        window_bytes = rate_bps * rtt_s / BITS_PER_BYTE + queued_bytes
+        # The faster the probe, the surer it notices a link that is too fast; but while the window is sent for the first
+        # time, what exceeds the link's rate has to fit into the queue:  window · (1 - 1 / pace) = queued.
+        pace = min(MAX_PACE, 1 / (1 - queued_bytes / (window_bytes + 1)))
         packets_s = MEASURE_PACKETS * BITS_PER_BYTE * MTU_BYTES / rate_bps
         return Transfer(
             way=self.way,
             bounds=Bounds(
-                window_bytes=window_bytes, pace_bytes_per_s=int(min(PACE * rate_bps, FASTEST_BPS) / BITS_PER_BYTE)
+                window_bytes=int(window_bytes),
+                pace_bytes_per_s=int(min(pace * rate_bps, FASTEST_BPS) / BITS_PER_BYTE),
             ),
             # One round trip until the receiver's first acknowledgement has opened the window, and half of one to spare.
             warm_up_s=1.5 * rtt_s + WARM_UP_S,

@@ -228,14 +228,15 @@ def test_delay_is_one_way_and_directions_differ(bring: Bring) -> None:
 
 def test_loss_counts_packets_even_where_tcp_sends_bundles(bring: Bring) -> None:
     network = bring(topology(QUICK))
-    network.shape("s1-s2", "s1", replace(QUICK, loss=0.05))
     pair, size = link_way(network, "s1", "s2"), 3_000_000
     with inside_netns(pair.target_netns):
         listener = socket.create_server((pair.target_address, 7000))
-    before = _counter(network, "s1")
     with inside_netns(pair.source_netns):
         near = socket.create_connection((pair.target_address, 7000))
     far, _ = listener.accept()
+    # The connection was made while bundles were allowed, and must not go on sending them.
+    network.shape("s1-s2", "s1", replace(QUICK, loss=0.05))
+    before = _counter(network, "s1")
     with listener, near, far:
         near.setblocking(False)
         sent = got = 0
