@@ -19,7 +19,7 @@ import pytest
 from testbed.backends.kernel import inside_netns
 from testbed.errors import TestbedError
 from testbed.network import Network
-from testbed.probes import Transfer, goodputs_bps, middle, round_trips_s
+from testbed.probes import Transfer, Way, goodputs_bps, middle, round_trips_s
 from testbed.shaping.base import DirectionReport
 from testbed.topology import Direction, Link, Node, Topology
 from testbed.verify import calibrate
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.root
 
 Bring = Callable[[Topology], Network]
 BACKENDS = ("netns+relay",)
-#: Other work on the machine may hold one measurement up; not several in a row.
-TRIES = 4
+#: Other work on the machine may hold measurements up, and passes.
+PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -49,7 +49,21 @@ def bring(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Bring]:
 
 
 def soon(check: Callable[[], bool]) -> bool:
-    return any(check() for _ in range(TRIES))
+    for pause_s in PAUSES_S:
+        time.sleep(pause_s)
+        if check():
+            return True
+    return False
+
+
+def round_trip_is(way_there: Way, expected_s: float, within_s: float = 0.0005) -> bool:
+    """Whether echoes take that long; measured again if other work was in the way."""
+
+    def good() -> bool:
+        rtts = round_trips_s([way_there], probes=9, interval_s=0.01, wait_s=expected_s + 0.1)[0]
+        return abs(middle(rtts) - expected_s) <= within_s
+
+    return soon(good)
 
 
 # ---- sandboxes
@@ -129,10 +143,8 @@ def test_servers_do_not_forward_and_routers_do(bring: Bring) -> None:
     nodes = (Node(name="s1"), Node(name="r", kind="router"), Node(name="s2"))
     links = tuple(Link(a=a, b=b, forward=QUICK, backward=QUICK) for a, b in (("s1", "r"), ("r", "s2")))
     network = bring(Topology(name="star", nodes=nodes, links=links))
-    rtts = round_trips_s([way(network, "s1", "s2")], probes=5, interval_s=0.01, wait_s=0.5)[0]
 
-    assert len(rtts) == 5
-    assert middle(rtts) == pytest.approx(0.004, abs=0.0012)
+    assert round_trip_is(way(network, "s1", "s2"), 0.004)
     forwards = {}
     for name in ("s1", "r", "s2"):
         with inside_netns(network.netns(name)):
@@ -212,18 +224,13 @@ def test_tcp_reaches_the_rate_each_way_and_both_ways_at_once(bring: Bring, direc
 def test_the_round_trip_is_twice_the_one_way_delay(bring: Bring, delay_s: float) -> None:
     network = bring(topology(Direction(rate_bps=1e9, delay_s=delay_s)))
 
-    def good() -> bool:
-        rtts = round_trips_s([way(network, "s1", "s2")], probes=15, interval_s=0.01, wait_s=0.2)[0]
-        return abs(middle(rtts) - 2 * delay_s) <= max(0.0003, 0.02 * 2 * delay_s)
-
-    assert soon(good)
+    assert round_trip_is(way(network, "s1", "s2"), 2 * delay_s, max(0.0003, 0.02 * 2 * delay_s))
 
 
 def test_delay_is_one_way_and_directions_differ(bring: Bring) -> None:
     network = bring(topology(replace(QUICK, delay_s=0.002), back=replace(QUICK, delay_s=0.012)))
-    rtts = round_trips_s([way(network, "s1", "s2")], probes=9, interval_s=0.02, wait_s=0.2)[0]
 
-    assert middle(rtts) == pytest.approx(0.014, abs=0.0005)
+    assert round_trip_is(way(network, "s1", "s2"), 0.014)
 
 
 def test_loss_counts_packets_even_where_tcp_sends_bundles(bring: Bring) -> None:
@@ -285,11 +292,8 @@ def test_a_change_at_run_time_acts_at_once_on_its_direction_alone(bring: Bring) 
 
     assert network.shape("s2-s1", "s1", wanted) == wanted  # the link's name may be written from either end
     assert network.shaping() == {**before, ("s1-s2", "s1"): wanted}
-    rtts = round_trips_s(
-        [link_way(network, "s1", "s2"), link_way(network, "s1", "s3")], probes=5, interval_s=0.02, wait_s=0.2
-    )
-    assert middle(rtts[0]) == pytest.approx(0.031, abs=0.0007)
-    assert middle(rtts[1]) == pytest.approx(0.002, abs=0.0005)
+    assert round_trip_is(link_way(network, "s1", "s2"), 0.031)
+    assert round_trip_is(link_way(network, "s1", "s3"), 0.002)
 
 
 def test_a_change_takes_less_than_five_milliseconds(bring: Bring) -> None:
@@ -341,9 +345,8 @@ def test_scaling_slows_every_link_and_keeps_what_the_emulated_world_sees(bring: 
     network = bring(mesh(3, Direction(rate_bps=4e8, delay_s=0.002)))
     before = network.shaping()
     network.scale(4)
-    rtts = round_trips_s([way(network, "s1", "s2")], probes=7, interval_s=0.03, wait_s=0.2)[0]
 
-    assert middle(rtts) == pytest.approx(4 * 0.004, abs=0.0006)
+    assert round_trip_is(way(network, "s1", "s2"), 4 * 0.004)
     assert network.shaping() == before
     faster = Direction(rate_bps=4e8, delay_s=0.001)
     assert network.shape("s1-s2", "s1", faster) == faster
@@ -357,8 +360,7 @@ def test_scaling_slows_every_link_and_keeps_what_the_emulated_world_sees(bring: 
 
     assert soon(good)
     network.scale(1)
-    rtts = round_trips_s([way(network, "s1", "s3")], probes=7, interval_s=0.03, wait_s=0.2)[0]
-    assert middle(rtts) == pytest.approx(0.004, abs=0.0005)
+    assert round_trip_is(way(network, "s1", "s3"), 0.004)
 
 
 def test_lateness_is_counted_since_the_last_reset(bring: Bring) -> None:
@@ -377,16 +379,16 @@ def test_calibration_passes_what_is_in_force_and_fails_what_is_not(
 ) -> None:
     network = bring(mesh(3, Direction(rate_bps=3e8, delay_s=0.003)))
     network.shape("s1-s2", "s1", Direction(rate_bps=1e8, delay_s=0.008))
-    measured = calibrate(network)
-    assert [(m.link, m.source) for m in measured if not m.ok] == []
-    assert {(m.source, m.target) for m in measured} == set(itertools.permutations(("s1", "s2", "s3"), 2))
+    assert {(m.source, m.target) for m in calibrate(network)} == set(itertools.permutations(("s1", "s2", "s3"), 2))
+    assert soon(lambda: all(measured.ok for measured in calibrate(network)))
 
     # Claim something else to be in force: every kind of deviation is noticed, and nothing else.
     claimed = network.shaping()
     claimed["s1-s2", "s1"] = Direction(rate_bps=1e8, delay_s=0.020)
     claimed["s2-s3", "s3"] = Direction(rate_bps=6e7, delay_s=0.003)
     monkeypatch.setattr(network, "shaping", lambda: claimed)
-    assert {(m.source, m.target) for m in calibrate(network) if not m.ok} == {("s1", "s2"), ("s2", "s1"), ("s3", "s2")}
+    wrong = {("s1", "s2"), ("s2", "s1"), ("s3", "s2")}
+    assert soon(lambda: {(m.source, m.target) for m in calibrate(network) if not m.ok} == wrong)
 
 
 def test_a_node_or_link_that_is_not_there_is_named(bring: Bring, tmp_path: Path) -> None:
