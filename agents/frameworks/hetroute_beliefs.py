@@ -149,14 +149,28 @@ class Beliefs:
         return self._cached[lossy]
 
     def _detours(self, view: View, detour_s: float) -> Floats:
-        """What a step that leaves its pipeline must gain (layers, a, a'); the guarantee may be left freely."""
-        leaving = np.zeros((self.layers, len(self.names), len(self.names)))
-        pipelines = view.placement.notes.get("pipelines", ())
-        chains = [
-            [self._position[name] for name in entry["owners"]] for entry in pipelines[: max(1, len(pipelines) - 1)]
-        ]
-        for owners in chains:
-            leaving[np.arange(self.layers), owners] = detour_s
-        for owners in chains:
-            leaving[np.arange(self.layers), owners, [*owners[1:], owners[-1]]] = 0.0
+        """What a step must gain that leaves its pipeline, or stays outside of all (layers, a, a').
+
+        The guarantee may be left freely where other pipelines are there to be joined.
+        """
+        entries = view.placement.notes.get("pipelines", ())
+        chains = [[self._position[name] for name in entry["owners"]] for entry in entries]
+        if not chains:
+            return np.zeros((self.layers, len(self.names), len(self.names)))
+        *others, guarantee = chains
+        leaving = np.full((self.layers, len(self.names), len(self.names)), detour_s)
+        each = np.arange(self.layers)
+        if others:
+            leaving[each, guarantee] = 0.0
+        for owners in others or chains:
+            leaving[each, :, _next(owners)] = 0.0
+        for owners in others or chains:
+            leaving[each, owners] = detour_s
+        for owners in others or chains:
+            leaving[each, owners, _next(owners)] = 0.0
         return leaving
+
+
+def _next(owners: Sequence[int]) -> list[int]:
+    """The owner of the layer after, by layer; after the last one the request stays."""
+    return [*owners[1:], owners[-1]]

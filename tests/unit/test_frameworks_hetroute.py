@@ -255,3 +255,18 @@ def test_ablations_plan_every_expert_too(options: dict[str, object]) -> None:
     plan = framework.plan(asked, view("s3", live, placement, MEASURED))
 
     assert [choice.expert for choice in plan.choices] == [entry.expert for entry in asked.experts]
+
+
+def test_with_a_single_pipeline_a_request_does_not_stay_outside_of_it() -> None:
+    """However busy the owners are: experts called layer by layer from elsewhere cost everybody more."""
+    shape, placement = placed(rate=40.0, redundancy=1.0)
+    owners = chain(placement)
+    live = Still(shape)
+    live.backlog_s = dict.fromkeys(owners, 0.02)
+    outside = next(name for name in shape.names if name != owners[3])
+    framework = HetRoute()
+    framework.begin(view(outside, live, placement, MEASURED))
+
+    plan = framework.plan(demand(3), view(outside, live, placement, MEASURED))
+
+    assert plan.next_server == owners[4]
