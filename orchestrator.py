@@ -128,8 +128,19 @@ def run(
     results: Results = Path("results"),
 ) -> None:
     """Play a scenario under one framework."""
-    _compare(
-        scenario, framework, 1, seed, rate, duration, generate_share, dilation, redundancy, model, testbed, results
+    compare_(
+        scenario,
+        frameworks=framework,
+        repeats=1,
+        seed=seed,
+        rate=rate,
+        duration=duration,
+        generate_share=generate_share,
+        dilation=dilation,
+        redundancy=redundancy,
+        model=model,
+        testbed=testbed,
+        results=results,
     )
 
 
@@ -149,36 +160,6 @@ def compare_(
     results: Results = Path("results"),
 ) -> None:
     """Play a scenario under several frameworks in turn."""
-    _compare(
-        scenario,
-        frameworks,
-        repeats,
-        seed,
-        rate,
-        duration,
-        generate_share,
-        dilation,
-        redundancy,
-        model,
-        testbed,
-        results,
-    )
-
-
-def _compare(
-    scenario: str,
-    frameworks: str,
-    repeats: int,
-    seed: int,
-    rate: float | None,
-    duration: float | None,
-    generate_share: float | None,
-    dilation: float,
-    redundancy: float,
-    model: Path,
-    testbed: str | None,
-    results: Path,
-) -> None:
     names = _names(frameworks)
     for name in names:
         create(name)  # a name that is wrong is said before anything else is looked at

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import cast
 
 import scenarios
+from agents.plugins import module_from
 from scenarios.timeline import Scenario, Setting
 from testbed.errors import TestbedError, did_you_mean
 
@@ -26,18 +26,7 @@ def scenario_names() -> tuple[str, ...]:
 def builder(name: str) -> Build:
     """The ``build`` of a scenario; TestbedError when there is none."""
     if name.endswith(".py"):
-        path = Path(name)
-        if not path.is_file():
-            raise TestbedError(f"there is no scenario file {name}")
-        spec = importlib.util.spec_from_file_location(f"user_scenario_{path.stem}", path)
-        if spec is None or spec.loader is None:
-            raise TestbedError(f"{name} cannot be loaded as a Python module")
-        module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:  # a user's file may raise anything; the traceback is chained
-            raise TestbedError(f"scenario file {name} does not load: {type(error).__name__}: {error}") from error
-        return _build_of(module, name)
+        return _build_of(module_from(name, kind="scenario"), name)
     known = scenario_names()
     if name not in known:
         raise TestbedError(

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, cast
 
 from agents.errors import FrameworkError
 from agents.frameworks.base import BaseFramework, Framework
+from agents.plugins import module_from
 from testbed.errors import did_you_mean
 
 #: name -> (module, class, options)
@@ -35,7 +34,7 @@ def create(name: str, options: Mapping[str, Any] | None = None) -> Framework:
     FrameworkError when there is none, when the file does not load, or when an option is unknown.
     """
     if name.endswith(".py"):
-        return _instantiate(_class_in_file(Path(name)), dict(options or {}), name)
+        return _instantiate(_class_in_file(name), dict(options or {}), name)
     if name not in FRAMEWORKS:
         raise FrameworkError(
             f"there is no framework {name!r}{did_you_mean(name, FRAMEWORKS)}; "
@@ -57,22 +56,13 @@ def _instantiate(factory: Callable[[Mapping[str, Any]], Any], options: Mapping[s
         raise FrameworkError(f"framework {name} cannot be created: {type(error).__name__}: {error}") from error
 
 
-def _class_in_file(path: Path) -> Callable[[Mapping[str, Any]], Any]:
-    if not path.is_file():
-        raise FrameworkError(f"there is no framework file {path}")
-    spec = importlib.util.spec_from_file_location(f"user_framework_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise FrameworkError(f"{path} cannot be loaded as a Python module")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything; the traceback is chained
-        raise FrameworkError(f"framework file {path} does not load: {type(error).__name__}: {error}") from error
+def _class_in_file(file: str) -> Callable[[Mapping[str, Any]], Any]:
+    module = module_from(file, kind="framework")
     classes = [
         member
         for member in vars(module).values()
         if inspect.isclass(member) and issubclass(member, BaseFramework) and member.__module__ == module.__name__
     ]
     if len(classes) != 1:
-        raise FrameworkError(f"{path} must define exactly one subclass of BaseFramework; it has {len(classes)}")
+        raise FrameworkError(f"{file} must define exactly one subclass of BaseFramework; it has {len(classes)}")
     return cast(Callable[[Mapping[str, Any]], Any], classes[0])
