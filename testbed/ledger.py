@@ -5,7 +5,7 @@ by its owner only.  Everything that is visible on the host lies in it or is name
 
     ledger.jsonl     one JSON object per line, on disk before the thing it names is created
     netns/<node>     mounted network namespaces
-    relay.ipc, hosts, topology.json, relay.log, ...
+    relay-*.ipc, hosts, topology.json, relay.log, ...
 
 Interfaces need no entry: they live in the namespaces and in the relay process, and go with them.  A process is recorded
 with its start time, so an id that the kernel has given to somebody else is never signalled.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ class Network:
         self.dilation = 1.0
         self._ledger = ledger
         self._backend: Backend = NetnsBackend(ledger, topology, initial_window=initial_window)
-        self._shaper = RelayShaper(ledger.directory, self._relay_alive)
+        self._shaper = RelayShaper(ledger.directory, _relay_socket(ledger), self._relay_alive)
 
     @classmethod
     def up(
@@ -103,8 +104,10 @@ class Network:
 
     @classmethod
     def _build(cls, ledger: Ledger, topology: Topology, seed: int, initial_window: int) -> Self:
-        ledger.record({"kind": "begin", "topology": topology.name})
-        ledger.record_process("relay", start_relay(ledger.directory, seed=seed))
+        # A name of its own for every relay: one that a crash orphaned before it had started must not take over the
+        # socket of the next testbed in the same directory.
+        ledger.record({"kind": "begin", "topology": topology.name, "socket": f"relay-{time.time_ns():x}.ipc"})
+        ledger.record_process("relay", start_relay(ledger.directory, _relay_socket(ledger), seed=seed))
         (ledger.directory / TOPOLOGY).write_bytes(msgspec.json.encode(topology))
         network = cls(ledger, topology, initial_window=initial_window)
         try:
@@ -255,6 +258,15 @@ class Network:
             )
             plans.append(CablePlan(link=link.name, a=a, b=b, forward=link.forward, backward=link.backward))
         return plans
+
+
+def _relay_socket(ledger: Ledger) -> str:
+    try:
+        return str(ledger.entries("begin")[0]["socket"])
+    except (IndexError, KeyError):
+        raise TestbedError(
+            f"testbed {ledger.name!r} was brought up by another version: type `make down`, then up again"
+        ) from None
 
 
 def only_name() -> str:

@@ -16,7 +16,6 @@ from testbed.shaping import protocol as wire
 from testbed.shaping.base import CablePlan, DirectionReport, Lateness
 from testbed.topology import Direction
 
-SOCKET = "relay.ipc"
 LOG = "relay.log"
 #: A relay that carries traffic at its ceiling still answers within this.
 ANSWER_S = 10.0
@@ -24,9 +23,9 @@ ANSWER_S = 10.0
 LOOK_MS = 100
 
 
-def start_relay(directory: Path, *, seed: int) -> int:
+def start_relay(directory: Path, socket: str, *, seed: int) -> int:
     """Start the relay process of the run directory and return its id; it outlives the caller."""
-    argv = [sys.executable, "-m", "testbed.shaping.relay", str(directory / SOCKET), str(seed)]
+    argv = [sys.executable, "-m", "testbed.shaping.relay", str(directory / socket), str(seed)]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
         sys.executable,
@@ -44,10 +43,10 @@ def start_relay(directory: Path, *, seed: int) -> int:
 class RelayShaper:
     """A ``Shaper`` that asks the relay process.  Any thread may call; calls take turns."""
 
-    def __init__(self, directory: Path, alive: Callable[[], bool]) -> None:
-        """``alive`` tells whether the relay process still runs."""
+    def __init__(self, directory: Path, socket: str, alive: Callable[[], bool]) -> None:
+        """``socket`` is its file in the run directory; ``alive`` tells whether the relay process still runs."""
         self._alive = alive
-        self._address = f"ipc://{directory / SOCKET}"
+        self._address = f"ipc://{directory / socket}"
         self._log = directory / LOG
         self._context = zmq.Context()
         self._socket = self._connect()
