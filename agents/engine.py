@@ -15,11 +15,12 @@ import numpy as np
 from agents.clock import Clock
 from agents.device import HandOvers, SerialLane
 from agents.errors import FrameworkError
+from agents.experts import ExpertRunner
 from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, View
 from agents.frameworks.cost import head_s
 from agents.gather import Gather, Residual
 from agents.models.reference import digest, next_token_nll
-from agents.models.twin import KeyValueCache, Twin, contribution, finish
+from agents.models.twin import KeyValueCache, Twin, finish
 from agents.protocol import (
     TOKEN_ID_BYTES,
     Advance,
@@ -28,7 +29,6 @@ from agents.protocol import (
     Body,
     Enter,
     Execute,
-    ExpertCall,
     Failed,
     LayerRecord,
     Message,
@@ -68,7 +68,6 @@ class Engine:
         self._clock = clock
         self._transport = transport
         self._twin = twin
-        self._store = store
         self._framework = framework
         self._view = view
         self._quality_budget = quality_budget
@@ -83,6 +82,7 @@ class Engine:
         self._caches: dict[int, tuple[float, dict[int, KeyValueCache]]] = {}  # request -> deadline, layer -> cache
         self._tasks: set[asyncio.Task[None]] = set()
         self.lane = SerialLane(clock)
+        self._experts = ExpertRunner(server=server, lane=self.lane, store=store, twin=twin, view=view)
         self.hand_overs = HandOvers()
         self.records: list[LayerRecord] = []
 
@@ -174,7 +174,7 @@ class Engine:
                 self._send_execute(ticket, layer, server, routed.batch(choices), hidden, plan.next_server, ready_s)
             if own is not None:
                 batch = routed.batch(own)
-                part, loaded, finish_s = await self._run_experts(layer, batch, hidden[batch.rows], ready_s)
+                part, loaded, finish_s = await self._experts.run(layer, batch, hidden[batch.rows], ready_s)
                 total[batch.rows] = part
                 record.slow_experts += loaded
                 record.experts_s = finish_s - ready_s
@@ -247,54 +247,11 @@ class Engine:
         record.fallback_experts = sum(choice.fallback for choice in plan.choices)
         record.servers = len({choice.server for choice in plan.choices})
 
-    async def _run_experts(self, layer: int, batch: Batch, hidden: Array, ready_s: float) -> tuple[Array, int, float]:
-        """Run a batch of this server's experts: their sum (tokens sent, width), how many were loaded, the finish."""
-        total = np.zeros(hidden.shape, dtype=np.int64)
-        outputs = np.zeros((len(batch.index), hidden.shape[1]), dtype=np.float32)
-        bounds = np.cumsum([0, *(call.rows for call in batch.calls)]).tolist()
-        spans = {call: slice(first, last) for call, first, last in zip(batch.calls, bounds, bounds[1:], strict=False)}
-        keys = {call: (layer, call.expert, call.precision) for call in batch.calls}
-        resident = [call for call in batch.calls if self._store.is_fast(keys[call])]
-        slow = [call for call in batch.calls if call not in resident]
-
-        def work(calls: list[ExpertCall]) -> Callable[[], None]:
-            def compute() -> None:
-                for call in calls:
-                    inputs = hidden[batch.index[spans[call]]]
-                    outputs[spans[call]] = self._twin.expert(layer, call.expert, call.precision, inputs)
-                parts = contribution(outputs, batch.weights)
-                for call in calls:
-                    total[batch.index[spans[call]]] += parts[spans[call]]
-
-            return compute
-
-        def modelled_s(calls: list[ExpertCall]) -> float:
-            return sum(self._view.expert_s(self._server, call.precision, call.rows) for call in calls)
-
-        for key in keys.values():
-            self._store.hold(key)
-        loads = [asyncio.ensure_future(self._store.fetch(keys[call], ready_s=ready_s)) for call in slow]
-        try:
-            finish_s = ready_s
-            if resident:
-                _, finish_s = await self.lane.run(work(resident), ready_s=ready_s, modelled_s=modelled_s(resident))
-            for call, load in zip(slow, loads, strict=True):
-                loaded_s = await load
-                _, finish_s = await self.lane.run(
-                    work([call]), ready_s=max(finish_s, loaded_s), modelled_s=modelled_s([call])
-                )
-        finally:
-            for load in loads:
-                load.cancel()
-            for key in keys.values():
-                self._store.release(key)
-        return total, len(slow), finish_s
-
     async def _execute(self, body: Execute, arrays: tuple[Array, ...], ready_s: float) -> None:
         """Run experts for another server's pass."""
         hidden, rows, index, weights = arrays
         batch = Batch(calls=body.calls, rows=rows, index=index, weights=weights)
-        total, loaded, finish_s = await self._run_experts(body.layer, batch, hidden, ready_s)
+        total, loaded, finish_s = await self._experts.run(body.layer, batch, hidden, ready_s)
         result = Result(request=body.request, step=body.step, layer=body.layer, loaded=loaded)
         size_bytes = len(rows) * self._profile.hidden_bytes
         self._send(body.reply_to, result, (rows, total), size_bytes, due_s=finish_s)
