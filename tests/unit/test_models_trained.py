@@ -14,7 +14,7 @@ from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts, read_tokenizer
 from agents.models.twin import Twin
 
-ROWS = 6
+STRIDE = 32  # every how many held-out rows one is scored
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def test_it_predicts_unseen_text_far_better_than_chance_and_uses_experts_by_doma
     twin: Twin, prompts: Prompts
 ) -> None:
     tokenizer = read_tokenizer(TWIN_DIRECTORY)
-    found = {domain: evaluate(twin, tokenizer, prompts.rows[domain][:ROWS]) for domain in prompts.domains}
+    found = {domain: evaluate(twin, tokenizer, prompts.rows[domain][::STRIDE]) for domain in prompts.domains}
 
     for quality, _ in found.values():
-        assert quality.nats_per_token < 0.7 * math.log(twin.spec.vocab)
-        assert quality.bits_per_byte < 3.2
+        assert quality.nats_per_token < 0.6 * math.log(twin.spec.vocab)
+        assert quality.bits_per_byte < 2.9
     apart = distance({domain: usage for domain, (_, usage) in found.items()})
     assert apart.mean() > 0.15  # 0 would be equal use
     assert np.mean([usage for _, usage in found.values()], axis=0).min() > 0.0
