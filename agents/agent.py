@@ -241,8 +241,6 @@ class Agent:
             jobs=lane.jobs,
             overruns=lane.overruns,
             busy_s=lane.busy_s,
-            hand_overs=run.passes.hand_overs.count,
-            hand_overs_late_s=run.passes.hand_overs.late_s,
             lag_p50_s=float(np.quantile(late_s, 0.5)),
             lag_p99_s=float(np.quantile(late_s, 0.99)),
             lag_max_s=float(late_s.max()),

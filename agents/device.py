@@ -8,7 +8,7 @@ lateness does not accumulate, and a job with time to spare makes up for one befo
 
 The real arithmetic runs at once when a job is handed over; its result is held back until (1).  Where the host is slower
 than the modelled device, a result leaves the server late.  That is what a reader of latencies must know, so it is
-measured where results leave (``HandOvers``) and reported with every run, never hidden.
+measured where results leave (``agents.engine``), added up along each request's critical path, and never hidden.
 """
 
 from __future__ import annotations
@@ -70,16 +70,3 @@ class SerialLane:
         share = (done_s - self._busy_before_sample_s) / elapsed_s if elapsed_s > 0 else 0.0
         self._sampled_s, self._busy_before_sample_s = now_s, done_s
         return min(1.0, max(0.0, share))
-
-
-class HandOvers:
-    """How late results left a server, compared with the emulated device's time."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.late_s = 0.0  # in all
-
-    def left(self, *, due_s: float, now_s: float) -> None:
-        """A result that was due at ``due_s`` left now."""
-        self.count += 1
-        self.late_s += max(0.0, now_s - due_s)

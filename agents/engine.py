@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agents.clock import Clock
-from agents.device import HandOvers, SerialLane
+from agents.device import SerialLane
 from agents.errors import FrameworkError
 from agents.experts import ExpertRunner
 from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, View
@@ -83,7 +83,6 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self.lane = SerialLane(clock)
         self._experts = ExpertRunner(server=server, lane=self.lane, store=store, twin=twin, view=view)
-        self.hand_overs = HandOvers()
         self.records: list[LayerRecord] = []
 
     # --- messages in ------------------------------------------------------------------------------------------------
@@ -111,11 +110,11 @@ class Engine:
                 )
             case Execute():
                 self._spawn(self._execute(body, message.arrays, now_s), body.home, body.request, body.step)
-            case Result(request=request, step=step, layer=layer, loaded=loaded):
+            case Result(request=request, step=step, layer=layer):
                 rows, total = message.arrays
                 gather = self._gather((request, step, layer))
-                gather.add(message.source, rows, total, loaded)
-                self._go_on_if_complete((request, step, layer), now_s)
+                gather.add(message.source, rows, total, body.loaded)
+                self._go_on_if_complete((request, step, layer), now_s, late_s=body.late_s)
             case Answer() | Failed():
                 self._deliver(body, message.arrays)
             case _:
@@ -252,9 +251,15 @@ class Engine:
         hidden, rows, index, weights = arrays
         batch = Batch(calls=body.calls, rows=rows, index=index, weights=weights)
         total, loaded, finish_s = await self._experts.run(body.layer, batch, hidden, ready_s)
-        result = Result(request=body.request, step=body.step, layer=body.layer, loaded=loaded)
+        result = Result(
+            request=body.request,
+            step=body.step,
+            layer=body.layer,
+            loaded=loaded,
+            late_s=body.late_s + self._late_s(finish_s),
+        )
         size_bytes = len(rows) * self._profile.hidden_bytes
-        self._send(body.reply_to, result, (rows, total), size_bytes, due_s=finish_s)
+        self._send(body.reply_to, result, (rows, total), size_bytes)
 
     async def _answer(self, ticket: Ticket, tokens: Array, stream: Array, ready_s: float) -> None:
         """The output head, and the way home."""
@@ -272,8 +277,9 @@ class Engine:
         size_bytes = TOKEN_ID_BYTES * len(wanted)
         if self._server != ticket.home:
             ticket.sent_bytes += size_bytes
+        ticket.late_s += self._late_s(finish_s)
         body = Answer(ticket=ticket, digest=logits_digest)
-        self._send(ticket.home, body, (nll, top1), size_bytes, due_s=finish_s)
+        self._send(ticket.home, body, (nll, top1), size_bytes)
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
@@ -285,13 +291,15 @@ class Engine:
         self._gather(key).residual = residual
         self._go_on_if_complete(key, residual.ready_s)
 
-    def _go_on_if_complete(self, key: tuple[int, int, int], now_s: float) -> None:
+    def _go_on_if_complete(self, key: tuple[int, int, int], now_s: float, *, late_s: float = 0.0) -> None:
+        """What arrives last is on the critical path, with its lateness."""
         gather = self._gathers.get(key)
         if gather is None or gather.residual is None or not gather.complete():
             return
         del self._gathers[key]
         residual = gather.residual
         ticket, record = residual.ticket, residual.record
+        ticket.late_s += late_s
         stream = finish(residual.stream, gather.merged()) if residual.parts else residual.stream
         ready_s = max(now_s, residual.ready_s)
         record.slow_experts += gather.loaded
@@ -332,9 +340,10 @@ class Engine:
             home=ticket.home,
             reply_to=reply_to,
             calls=batch.calls,
+            late_s=self._late_s(due_s),
         )
         arrays = (hidden[batch.rows], batch.rows, batch.index, batch.weights)
-        self._send(server, body, arrays, size_bytes, due_s=due_s)
+        self._send(server, body, arrays, size_bytes)
 
     def _send_advance(
         self,
@@ -355,20 +364,22 @@ class Engine:
         own = total if ran_own and parts else np.zeros((0, total.shape[1]), dtype=np.int64)
         ticket.sent_bytes += size_bytes
         ticket.moves += 1
+        ticket.late_s += self._late_s(due_s)
         body = Advance(ticket=ticket, layer=layer, parts=sorted(parts), record=record)
-        self._send(plan.next_server, body, (tokens, stream, own), size_bytes, due_s=due_s)
+        self._send(plan.next_server, body, (tokens, stream, own), size_bytes)
 
-    def _send(
-        self, target: str, body: Body, arrays: tuple[Array, ...], size_bytes: int, *, due_s: float | None = None
-    ) -> None:
-        now_s = self._clock.now_s()
-        if due_s is not None:
-            self.hand_overs.left(due_s=due_s, now_s=now_s)
-        message = Message(source=self._server, sent_s=now_s, size_bytes=size_bytes, body=body, arrays=arrays)
+    def _send(self, target: str, body: Body, arrays: tuple[Array, ...], size_bytes: int) -> None:
+        message = Message(
+            source=self._server, sent_s=self._clock.now_s(), size_bytes=size_bytes, body=body, arrays=arrays
+        )
         if target == self._server:
             self.receive(message)
         else:
             self._transport.send(target, message)
+
+    def _late_s(self, due_s: float) -> float:
+        """By how much something that was due at ``due_s`` leaves late."""
+        return max(0.0, self._clock.now_s() - due_s)
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class Home:
                 moves=ticket.moves,
                 sent_bytes=ticket.sent_bytes,
                 quality_spent=ticket.quality_spent,
+                late_s=ticket.late_s,
                 nll=nll,
                 top1=top1,
                 digest=b"".join(request.digests),

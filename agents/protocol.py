@@ -90,6 +90,7 @@ class Ticket(msgspec.Struct, kw_only=True):
     moves: int = 0
     sent_bytes: int = 0  # activation payload put on the links so far
     quality_spent: float = 0.0  # estimated relative NLL increase so far
+    late_s: float = 0.0  # added by the host on the pass's critical path so far
 
     @property
     def key(self) -> tuple[int, int]:
@@ -153,6 +154,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute"):
     home: str
     reply_to: str
     calls: list[ExpertCall]
+    late_s: float  # by which this left later than the device model says
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
@@ -162,6 +164,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     step: int
     layer: int
     loaded: int  # expert calls that had to be loaded first
+    late_s: float  # of the Execute, and of this
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -325,6 +328,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     moves: int = 0
     sent_bytes: int = 0
     quality_spent: float = 0.0
+    late_s: float = 0.0  # part of the latency that the host added
     nll: list[float] = []  # per token, nats (score)
     top1: list[int] = []  # most likely next token per position (score), or the generated tokens
     digest: bytes = b""
@@ -349,8 +353,6 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int  # of the device
     overruns: int  # device jobs whose real computation ended after their modelled end
     busy_s: float  # modelled device time, in all
-    hand_overs: int  # results that left this server
-    hand_overs_late_s: float  # by which they left later than the device model says, in all
     lag_p50_s: float  # wake-ups later than asked for
     lag_p99_s: float
     lag_max_s: float

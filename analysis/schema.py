@@ -33,6 +33,7 @@ TABLES: dict[str, dict[str, str]] = {
         "sent_s": "f64",
         "finished_s": "f64?",
         "latency_s": "f64?",
+        "late_s": "f64?",
         "ttft_s": "f64?",
         "tpot_s": "f64?",
         "prompt_tokens": "i64",

@@ -255,7 +255,9 @@ async def _run(
         ],
         links_off=sum(not entry.ok for entry in calibration),
         ended_agents=len(played.ended_agents),
-        latencies_s=_latencies_s(played, scenario),
+        latency_s=sum(_latencies_s(played, scenario)),
+        late_s=sum(done.late_s for done in played.done.values() if done.error is None),
+        slo_s=scenario.slo_s,
     )
     completed = sum(done.error is None for done in played.done.values())
     manifest = {

@@ -1,8 +1,9 @@
 """The verdict on a run: did the emulation keep up with what it emulates?
 
 Every check is one number against one bound, both in emulated time, so that a dilated run is judged by what it reports.
-The bounds say how much of a reported latency may be the host's doing: requests take tens of milliseconds and more and
-pass some ten to a hundred points at which a late wake-up could add up.
+The first check is the one that matters: how much of the reported latencies is the host's.  Each request carries that
+sum along its critical path (``late_s``).  The others find what it cannot see: packets released late, messages that
+waited for a busy event loop, a host without reserves.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import msgspec
 
 from agents.protocol import Fidelity
 
-MAX_LATE_SHARE = 0.02  # of all latencies together
-MAX_LAG_P99_S = 1e-3
-MAX_RELAY_P99_S = 1e-3
+MAX_LATE_SHARE = 0.05  # of all latencies together
+MAX_TAIL_OF_OBJECTIVE = 0.01  # 99th percentile of one late wake-up or release, as a share of the latency objective
 MAX_HOST_BUSY = 0.90
 MAX_EVENT_LATENESS_S = 0.050
 MAX_ADMISSION_LATENESS_P99_S = 5e-3
@@ -48,12 +48,15 @@ def judge(
     admission_lateness_s: Sequence[float],
     links_off: int,
     ended_agents: int,
-    latencies_s: Sequence[float],
+    latency_s: float,
+    late_s: float,
+    slo_s: float,
 ) -> Verdict:
-    """All checks of one run; times are emulated seconds, ``relay_p99_s`` included."""
+    """All checks of one run; times are emulated seconds, ``relay_p99_s`` included.
+
+    ``latency_s`` and ``late_s`` are sums over the answered requests.
+    """
     reports = list(agents)
-    latency_s = sum(latencies_s)
-    late_s = sum(report.hand_overs_late_s for report in reports)
     admitted = sorted(admission_lateness_s)
     checks = (
         _at_most(
@@ -61,17 +64,21 @@ def judge(
             late_s / latency_s if latency_s > 0 else 0.0,
             MAX_LATE_SHARE,
             "share",
-            "time by which results left servers later than the device model says, as a share of all latencies",
+            "part of all latencies that the host added: results that left servers later than the device model says",
         ),
         _at_most(
             "event-loop lag p99",
             max((report.lag_p99_s for report in reports), default=0.0),
-            MAX_LAG_P99_S,
+            MAX_TAIL_OF_OBJECTIVE * slo_s,
             "s",
             "an agent woke this much later than a device or load was due (worst server, 99th percentile)",
         ),
         _at_most(
-            "relay lateness p99", relay_p99_s, MAX_RELAY_P99_S, "s", "packets left a link this much later than due"
+            "relay lateness p99",
+            relay_p99_s,
+            MAX_TAIL_OF_OBJECTIVE * slo_s,
+            "s",
+            "packets left a link this much later than due",
         ),
         _at_most("host CPU", host_busy, MAX_HOST_BUSY, "share", "mean load of all cores of the host during the run"),
         _at_most(

@@ -23,6 +23,7 @@ REQUESTS = {
     "sent_s": pl.Float64,
     "finished_s": pl.Float64,
     "latency_s": pl.Float64,
+    "late_s": pl.Float64,
     "ttft_s": pl.Float64,
     "tpot_s": pl.Float64,
     "prompt_tokens": pl.Int64,
@@ -147,6 +148,7 @@ def request_row(request: Request, done: Done | None, reference: Reference) -> di
     return row | {
         "finished_s": done.finished_s,
         "latency_s": done.finished_s - request.at_s,
+        "late_s": done.late_s,
         "ttft_s": done.ttft_s,
         "tpot_s": done.tpot_s,
         "nll": sum(done.nll) / len(done.nll) if done.nll else None,

@@ -44,6 +44,9 @@ SETTINGS = {
     "net/ipv6/conf/all/disable_ipv6": "1",
     "net/ipv6/conf/default/disable_ipv6": "1",
     "net/ipv4/tcp_slow_start_after_idle": "0",
+    # TCP cuts bundles to a millisecond of its own pacing rate, which on a long path is a few packets however fast the
+    # link.  It may fill what the link allows (``tun.bundle_for``), or every message takes the relay dozens of pieces.
+    "net/ipv4/tcp_min_tso_segs": "40",
     "net/ipv4/tcp_no_metrics_save": "1",
     "net/ipv4/tcp_rmem": "4096 2097152 33554432",
     "net/ipv4/tcp_wmem": "4096 1048576 33554432",

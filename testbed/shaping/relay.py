@@ -74,7 +74,7 @@ class Lane:
         self._limit_bundle()
 
     def _limit_bundle(self) -> None:
-        self._control.set_bundle(self._index, bundle_for(self.model.direction))
+        self._control.set_bundle(self._index, bundle_for(self.nominal))
 
     def report(self, now_s: float) -> DirectionReport:
         """What is in force and what was carried."""

@@ -30,8 +30,9 @@ VNET_HEADER_BYTES = 10
 #: Largest read: the header and the largest IP packet.
 READ_BYTES = VNET_HEADER_BYTES + 65535
 MAX_BUNDLE = 44  # packets of 1500 bytes in 64 KiB
-#: A bundle takes at most this long on the link, so that the link does not feel coarser than that.
-BUNDLE_S = 0.0005
+#: A bundle takes at most this long on the link, in emulated time.  Packets of one burst queue behind each other anyway,
+#: so its last byte arrives when it would have; others feel the link coarser by this much.
+BUNDLE_S = 0.001
 TCP_DATA_OFFSET = 12  # byte of the TCP header whose upper half is its length in words
 
 RTM_NEWLINK = 16

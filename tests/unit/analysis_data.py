@@ -201,6 +201,7 @@ def _write_run(
             "sent_s": scheduled + 0.0004,
             "finished_s": unless_failed(scheduled + latency),
             "latency_s": unless_failed(latency),
+            "late_s": unless_failed(0.01 * latency),
             "ttft_s": [None] * requests,
             "tpot_s": [None] * requests,
             "prompt_tokens": tokens,

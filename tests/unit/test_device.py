@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agents.device import HandOvers, SerialLane
+from agents.device import SerialLane
 from tests.support.virtual import VirtualClock, VirtualLoop
 
 
@@ -63,14 +63,6 @@ def test_real_computation_beyond_the_modelled_time_is_counted_and_made_up_for_by
     assert (lane.overruns, finish_s) == (1, pytest.approx(0.010))
     assert run(lane, clock, ready_s=finish_s, modelled_s=0.010, real_s=0.001) == pytest.approx(0.020)
     assert (lane.overruns, clock.time_s) == (1, pytest.approx(0.020))
-
-
-def test_what_leaves_late_is_added_up_and_what_leaves_in_time_is_not_set_against_it() -> None:
-    hand_overs = HandOvers()
-    hand_overs.left(due_s=1.0, now_s=1.25)
-    hand_overs.left(due_s=2.0, now_s=1.75)
-
-    assert (hand_overs.count, hand_overs.late_s) == (2, 0.25)
 
 
 def test_the_backlog_is_the_work_in_front_of_a_new_job() -> None:

@@ -11,8 +11,6 @@ GOOD = Fidelity(
     jobs=100,
     overruns=0,
     busy_s=1.0,
-    hand_overs=10,
-    hand_overs_late_s=0.001,
     lag_p50_s=1e-4,
     lag_p99_s=5e-4,
     lag_max_s=1e-3,
@@ -26,7 +24,9 @@ FACTS: dict[str, Any] = {
     "admission_lateness_s": [1e-4] * 100,
     "links_off": 0,
     "ended_agents": 0,
-    "latencies_s": [0.2] * 100,
+    "latency_s": 20.0,
+    "late_s": 0.5,
+    "slo_s": 0.3,
 }
 
 
@@ -39,8 +39,8 @@ def test_a_run_within_every_bound_passes() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"latencies_s": [0.001]}, "compute overrun"),
-        ({"relay_p99_s": 0.002}, "relay lateness p99"),
+        ({"late_s": 1.1}, "compute overrun"),
+        ({"relay_p99_s": 0.004}, "relay lateness p99"),
         ({"host_busy": 0.95}, "host CPU"),
         ({"event_lateness_s": [0.001, 0.2]}, "event lateness"),
         ({"admission_lateness_s": [0.1] * 100}, "admission lateness p99"),
@@ -56,4 +56,4 @@ def test_each_bound_alone_turns_the_verdict(change: dict[str, Any], name: str) -
 
 def test_a_run_without_anything_is_no_crash() -> None:
     nothing: dict[str, Any] = {**FACTS, "agents": [], "event_lateness_s": [], "admission_lateness_s": []}
-    assert judge(**{**nothing, "latencies_s": []}).verdict == "PASS"
+    assert judge(**{**nothing, "latency_s": 0.0, "late_s": 0.0}).verdict == "PASS"

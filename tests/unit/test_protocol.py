@@ -29,7 +29,7 @@ def result_message(tokens: int, size_bytes: int) -> Message:
         source="s1",
         sent_s=1.5,
         size_bytes=size_bytes,
-        body=Result(request=1, step=0, layer=3, loaded=0),
+        body=Result(request=1, step=0, layer=3, loaded=0, late_s=0.0),
         arrays=(rows, total),
     )
 
@@ -94,7 +94,7 @@ def test_arrays_of_another_type_than_declared_are_refused_at_the_sender() -> Non
         source="s1",
         sent_s=0.0,
         size_bytes=0,
-        body=Result(request=1, step=0, layer=0, loaded=0),
+        body=Result(request=1, step=0, layer=0, loaded=0, late_s=0.0),
         arrays=(np.zeros(1, dtype="<i8"), np.zeros((1, 4), dtype="<i8")),
     )
     with pytest.raises(ProtocolError, match=r"Result.rows is <i8"):

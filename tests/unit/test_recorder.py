@@ -76,8 +76,6 @@ def test_layers_stand_in_order_whoever_recorded_them(tmp_path: Path) -> None:
         jobs=0,
         overruns=0,
         busy_s=0,
-        hand_overs=0,
-        hand_overs_late_s=0,
         lag_p50_s=0,
         lag_p99_s=0,
         lag_max_s=0,
