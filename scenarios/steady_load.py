@@ -11,7 +11,7 @@ from scenarios.timeline import Scenario, Setting
 from scenarios.workload import poisson
 
 RATE_PER_S = 10.0
-DURATION_S = 24.0
+DURATION_S = 15.0
 
 
 def build(setting: Setting) -> Scenario:
