@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent
 DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
-DEFAULT_DILATION = 4.0
+DEFAULT_DILATION = 5.0
 
 app = typer.Typer(
     add_completion=False,

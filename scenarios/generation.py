@@ -11,7 +11,7 @@ from scenarios.timeline import Scenario, Setting
 from scenarios.workload import poisson
 
 RATE_PER_S = 2.0
-DURATION_S = 15.0
+DURATION_S = 12.0
 
 
 def build(setting: Setting) -> Scenario:

@@ -13,8 +13,8 @@ from scenarios.congestion import links_between_metros, squeeze
 from scenarios.timeline import Scenario, Setting
 from scenarios.workload import FIRST_ARRIVAL_S, poisson
 
-RATE_PER_S = 10.0
-DURATION_S = 15.0
+RATE_PER_S = 8.0
+DURATION_S = 12.0
 RATE_SHARE = 0.10
 EXTRA_DELAY_S = 0.010
 

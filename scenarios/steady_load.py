@@ -10,8 +10,8 @@ import sys
 from scenarios.timeline import Scenario, Setting
 from scenarios.workload import poisson
 
-RATE_PER_S = 10.0
-DURATION_S = 15.0
+RATE_PER_S = 8.0
+DURATION_S = 12.0
 
 
 def build(setting: Setting) -> Scenario:

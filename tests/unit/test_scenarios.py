@@ -81,7 +81,7 @@ def test_a_scenario_is_a_whole_plan_before_it_runs(name: str) -> None:
     assert built.requests
     assert {request.kind for request in built.requests} == {"generate" if name == "generation" else "score"}
     text = render(built, first=3)
-    assert f"{len(built.requests)} requests in 15 s" in text
+    assert f"{len(built.requests)} requests in 12 s" in text
     assert f"... {len(built.requests) - 3} more requests" in text
 
 
