@@ -28,7 +28,7 @@ from rich.table import Table
 from testbed import capabilities, describe, load, schema, units
 from testbed.errors import TestbedError
 from testbed.ledger import all_names
-from testbed.network import Network, Status, down, only_name
+from testbed.network import RELAY_CEILING_BPS, Network, Status, beyond_the_relay, down, only_name
 from testbed.shaping.base import DirectionReport
 from testbed.topology import Direction
 from testbed.verify import LinkMeasurement, calibrate, expected_rtt_s
@@ -67,6 +67,13 @@ def up(
         f"({time.monotonic() - started_s:.1f} s)",
         highlight=False,
     )
+    fast = beyond_the_relay(network.topology)
+    if fast:
+        console.print(
+            f"note: {', '.join(fast)} ask for more than one relay carries undilated "
+            f"({units.format_rate(RELAY_CEILING_BPS)}); all links share that",
+            highlight=False,
+        )
 
 
 @app.command("down")

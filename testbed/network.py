@@ -34,6 +34,8 @@ from testbed.topology import Direction, Topology
 from testbed.wiring import Wiring, wire
 
 TOPOLOGY = "topology.json"
+#: What one flow gets through the relay on a machine of two cores (``benchmarks/relay.py``); several links share it.
+RELAY_CEILING_BPS = 9e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +269,13 @@ def _relay_socket(ledger: Ledger) -> str:
         raise TestbedError(
             f"testbed {ledger.name!r} was brought up by another version: type `make down`, then up again"
         ) from None
+
+
+def beyond_the_relay(topology: Topology) -> list[str]:
+    """Links that ask for more than the relay carries: they are slower than their file unless the run is dilated."""
+    return [
+        link.name for link in topology.links if max(link.forward.rate_bps, link.backward.rate_bps) > RELAY_CEILING_BPS
+    ]
 
 
 def only_name() -> str:
