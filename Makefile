@@ -6,6 +6,7 @@ NAME     ?=
 PYTHON   ?= python3
 ARGS     ?=
 
+DEMO      := $(or $(NAME),demo)
 NAMED     := $(if $(NAME),--name $(NAME))
 BIN       := .venv/bin
 INSTALLED := .venv/.installed
@@ -17,10 +18,9 @@ TESTABLE  := .venv/.testable
 ##@ All in one
 
 demo: testbed ## up, a scenario under every framework, figures, down (about five minutes)
-	@trap '$(BIN)/testbed down $(NAMED)' EXIT; \
-	$(BIN)/testbed up $(TOPOLOGY) $(NAMED) \
-	&& $(BIN)/python scenarios/$(SCENARIO).py $(if $(NAME),--testbed $(NAME)) $(ARGS) \
-	&& $(BIN)/python -m analysis
+	@$(BIN)/testbed up $(TOPOLOGY) --name $(DEMO) || exit $$?; \
+	trap '$(BIN)/testbed down --name $(DEMO)' EXIT; \
+	$(BIN)/python scenarios/$(SCENARIO).py --testbed $(DEMO) $(ARGS) && $(BIN)/python -m analysis
 
 ##@ Step by step
 

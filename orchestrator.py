@@ -24,6 +24,7 @@ from agents.frameworks.registry import FRAMEWORKS, create
 from orchestration.catalogue import builder, scenario_names
 from orchestration.comparison import Comparison, Model, Watcher, compare, prepare
 from orchestration.fleet import only_run
+from orchestration.manifest import label
 from scenarios.timeline import Scenario, Setting, render
 from testbed.errors import TestbedError
 from testbed.load import load_topology
@@ -96,12 +97,10 @@ def check(
     network = load_topology(topology)
     built = _build(scenario, network, loaded, 0, None, None, None)
     prepared = prepare(
-        scenario=built,
+        scenarios={0: built},
         topology=network,
         model=loaded,
         frameworks=_names(frameworks),
-        repeats=1,
-        seed=0,
         dilation=DEFAULT_DILATION,
         redundancy=redundancy,
     )
@@ -148,7 +147,7 @@ def run(
 def compare_(
     scenario: ScenarioName,
     frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
-    repeats: Annotated[int, typer.Option(min=1, help="runs per framework")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="runs per framework, with seed, seed + 1 ...")] = 1,
     seed: Seed = 0,
     rate: Rate = None,
     duration: Duration = None,
@@ -167,14 +166,14 @@ def compare_(
     loaded = Model.load(model)
     network = Network.attach(testbed)
     try:
-        built = build(_setting(network.topology, loaded, seed, rate, duration, generate_share))
+        seeds = range(seed, seed + repeats)
         prepared = prepare(
-            scenario=built,
+            scenarios={
+                each: build(_setting(network.topology, loaded, each, rate, duration, generate_share)) for each in seeds
+            },
             topology=network.topology,
             model=loaded,
             frameworks=names,
-            repeats=repeats,
-            seed=seed,
             dilation=dilation,
             redundancy=redundancy,
         )
@@ -216,15 +215,21 @@ async def _watched(comparison: Comparison, network: Network, results: Path) -> P
 
         watcher = Watcher(say=progress.console.print, begin=begin, tick=tick, end=end)
 
+        working = asyncio.ensure_future(compare(comparison, network, results, watcher))
+
         def interrupt() -> None:
             if watcher.interrupted.is_set():
-                loop.remove_signal_handler(signal.SIGINT)
+                working.cancel()  # agents are stopped and links restored on the way out
+                return
             watcher.interrupted.set()
             progress.console.print("interrupted: collecting what there is (again to give up)")
 
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, interrupt)
-        return await compare(comparison, network, results, watcher)
+        try:
+            return await working
+        except asyncio.CancelledError:
+            raise TestbedError("given up: the run under way was not kept") from None
 
 
 def _build(
@@ -264,8 +269,8 @@ def _names(frameworks: str) -> list[str]:
     names = [name.strip() for name in frameworks.split(",") if name.strip()]
     if not names:
         raise TestbedError(f"no framework named; known: {', '.join(FRAMEWORKS)}")
-    if len(set(names)) < len(names):
-        raise TestbedError("a framework is named twice; use --repeats to run it more than once")
+    if len({label(name) for name in names}) < len(names):
+        raise TestbedError("two frameworks have the same name in results; use --repeats to run one more than once")
     return names
 
 

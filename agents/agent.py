@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from agents.channel import Channel
 from agents.clock import Clock
 from agents.engine import Engine
-from agents.frameworks.base import View
+from agents.errors import FrameworkError
+from agents.frameworks.base import Framework, View
 from agents.frameworks.registry import create
 from agents.home import Home
 from agents.models.calibrate import Calibration
@@ -37,6 +39,7 @@ from agents.protocol import (
     Refused,
     Report,
     Sample,
+    Start,
     State,
     Stop,
     Submit,
@@ -68,29 +71,25 @@ class ConnectableTransport(Transport, Protocol):
 class _Live:
     """The live state as the frameworks see it from one server."""
 
-    def __init__(self, server: str, clock: Clock, telemetry: Telemetry, engine: Callable[[], Engine | None]) -> None:
+    def __init__(self, server: str, clock: Clock, run: _Run) -> None:
         self._server = server
         self._clock = clock
-        self._telemetry = telemetry
-        self._engine = engine
-        self.store: ExpertStore | None = None
+        self._run = run
 
     def now_s(self) -> float:
         return self._clock.now_s()
 
     def alive(self, server: str) -> bool:
-        return self._telemetry.alive(server)
+        return self._run.telemetry.alive(server)
 
     def load(self, server: str) -> tuple[float, float, float]:
         if server != self._server:
-            return self._telemetry.peer_state(server)
-        engine, store = self._engine(), self.store
-        if engine is None or store is None:
-            return 0.0, 0.0, 0.0
-        return engine.lane.backlog_s(), engine.lane.wait_s, store.loader.backlog_s()
+            return self._run.telemetry.peer_state(server)
+        lane = self._run.passes.lane
+        return lane.backlog_s(), lane.wait_s, self._run.store.loader.backlog_s()
 
     def path(self, source: str, target: str) -> tuple[float, float]:
-        return self._telemetry.path(source, target, now_s=self._clock.now_s())
+        return self._run.telemetry.path(source, target, now_s=self._clock.now_s())
 
 
 class _Run:
@@ -101,10 +100,12 @@ class _Run:
         self.server = agent.server
         clock, server = agent.clock, agent.server
         device = command.cluster.servers[command.cluster.index(server)].device
+        self.dropped_before = agent.transport.dropped
         self.telemetry = Telemetry(command.cluster, server, now_s=clock.now_s())
-        live = _Live(server, clock, self.telemetry, lambda: self.engine)
+        self.channel = Channel(server=server, run_id=command.run_id, clock=clock, transport=agent.transport)
+        live = _Live(server, clock, self)
         self.engine: Engine | None = None
-        framework = create(command.framework, command.framework_options)
+        framework = create(command.framework)
         view = View(
             server=server,
             cluster=command.cluster,
@@ -113,7 +114,7 @@ class _Run:
             placement=command.placement,
             live=live,
         )
-        self.store = live.store = ExpertStore(
+        self.store = ExpertStore(
             replicas=[copy for copy in command.placement.replicas if copy.server == server],
             device=device,
             expert_bytes=agent.profile.expert_bytes,
@@ -123,7 +124,7 @@ class _Run:
             server=server,
             device=device,
             clock=clock,
-            transport=agent.transport,
+            channel=self.channel,
             twin=agent.twin,
             store=self.store,
             framework=framework,
@@ -134,15 +135,24 @@ class _Run:
         self.home = Home(
             server=server,
             clock=clock,
-            transport=agent.transport,
+            channel=self.channel,
             framework=framework,
             view=view,
             begin=lambda ticket, tokens, ready_s: engine.enter(ticket, tokens, ready_s=ready_s),
             report=agent.report,
         )
-        framework.begin(view)
+        self._begin(framework, view)
         self._warm_up(agent.twin)
         self.tasks: set[asyncio.Task[None]] = set()
+
+    def _begin(self, framework: Framework, view: View) -> None:
+        try:
+            framework.begin(view)
+        except TestbedError:
+            raise
+        except Exception as error:  # a framework of the user's may raise anything
+            reason = f"{self.command.framework} cannot begin: {type(error).__name__}: {error}"
+            raise FrameworkError(reason) from error
 
     def _warm_up(self, twin: Twin) -> None:
         """Prepare the weights of every copy held here, so that the first request does not pay for it."""
@@ -198,11 +208,13 @@ class Agent:
         match command:
             case Configure():
                 self._configure(command)
+            case Start():
+                self._start(command)
             case Submit():
                 if self._run is None:
                     self.report(Refused(server=self.server, reason="a request came before the run was configured"))
                     return
-                self._spawn(self._run, self._run.home.submit(command))
+                self._spawn(self._run, self._run.home.submit(command), "admitting a request")
             case Collect():
                 self._collect()
             case Stop():
@@ -219,7 +231,6 @@ class Agent:
 
     def _configure(self, command: Configure) -> None:
         self.close()
-        self.clock.rebase(origin_s=command.origin_s, dilation=command.dilation)
         try:
             run = _Run(self, command)
         except TestbedError as error:
@@ -227,8 +238,16 @@ class Agent:
             return
         self.transport.connect({name: endpoint for name, endpoint in command.addresses.items() if name != self.server})
         self._run = run
-        self._spawn(run, self._gossip(run))
         self.report(Ready(server=self.server, run_id=command.run_id))
+
+    def _start(self, command: Start) -> None:
+        run = self._run
+        if run is None:
+            self.report(Refused(server=self.server, reason="there is no run to start"))
+            return
+        self.clock.rebase(origin_s=command.origin_s, dilation=command.dilation)
+        run.telemetry = Telemetry(run.command.cluster, self.server, now_s=self.clock.now_s())
+        self._spawn(run, self._gossip(run), "gossiping")
 
     def _collect(self) -> None:
         run = self._run
@@ -244,7 +263,7 @@ class Agent:
             lag_p50_s=float(np.quantile(late_s, 0.5)),
             lag_p99_s=float(np.quantile(late_s, 0.99)),
             lag_max_s=float(late_s.max()),
-            dropped_messages=self.transport.dropped,
+            dropped_messages=self.transport.dropped - run.dropped_before,
         )
         self.report(Collected(server=self.server, layers=run.passes.records, fidelity=fidelity))
         self.close()
@@ -254,7 +273,7 @@ class Agent:
     def receive(self, message: Message) -> None:
         """A message of another agent arrived."""
         run = self._run
-        if run is None:
+        if run is None or message.run != run.command.run_id:
             return  # a straggler of a run that has ended
         run.telemetry.received(message, now_s=self.clock.now_s())
         if not isinstance(message.body, State):
@@ -290,10 +309,9 @@ class Agent:
                 links=run.telemetry.own_rows(now_s=now_s),
             )
             for peer in peers:
-                self.transport.send(
-                    peer, Message(source=self.server, sent_s=self.clock.now_s(), size_bytes=0, body=state)
-                )
-            if run.telemetry.tick(now_s=now_s):
+                run.channel.send(peer, state)
+            run.telemetry.tick(now_s=now_s)
+            if run.telemetry.lost:
                 run.passes.peers_lost(run.telemetry.lost)
             run.home.expire()
             run.passes.forget_expired()
@@ -311,7 +329,15 @@ class Agent:
                     )
                 )
 
-    def _spawn(self, run: _Run, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    def _spawn(self, run: _Run, work: Coroutine[Any, Any, None], doing: str) -> None:
+        async def told() -> None:
+            try:
+                await work
+            except Exception as error:  # nothing may die silently: a server that stops gossiping looks dead
+                reason = f"failed while {doing}: {type(error).__name__}: {error}"
+                self.report(Refused(server=self.server, reason=reason))
+                raise
+
+        task = asyncio.ensure_future(told())
         run.tasks.add(task)
         task.add_done_callback(run.tasks.discard)

@@ -26,6 +26,7 @@ from agents.protocol import (
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    run: str
     source: str
     sent_s: float
     size_bytes: int
@@ -54,7 +55,9 @@ def encode(message: Message) -> list[bytes | memoryview]:
         frames.append(np.ascontiguousarray(array).tobytes())
         real_bytes += array.nbytes
     shapes = [list(array.shape) for array in message.arrays]
-    frames[1] = _encoder.encode(_Envelope(message.source, message.sent_s, message.size_bytes, shapes, message.body))
+    frames[1] = _encoder.encode(
+        _Envelope(message.run, message.source, message.sent_s, message.size_bytes, shapes, message.body)
+    )
     missing_bytes = message.size_bytes - real_bytes - len(frames[1])
     while missing_bytes > 0:
         frames.append(_zeros[: min(missing_bytes, len(_zeros))])
@@ -97,6 +100,7 @@ def decode(frames: Sequence[bytes | memoryview]) -> Message:
             raise ProtocolError(f"{name}.{spec.name} of shape {shape} has {expected_bytes} bytes, not {len(frame)}")
         arrays.append(np.frombuffer(frame, dtype=dtype).reshape(shape).copy())
     return Message(
+        run=envelope.run,
         source=envelope.source,
         sent_s=envelope.sent_s,
         size_bytes=envelope.size_bytes,

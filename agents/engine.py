@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.channel import Channel
 from agents.clock import Clock
 from agents.device import SerialLane
 from agents.errors import FrameworkError
@@ -37,7 +38,6 @@ from agents.protocol import (
 )
 from agents.routing import Batch, Routed, by_server, check_plan
 from agents.store import ExpertStore
-from agents.transport import Transport
 from testbed.errors import TestbedError
 from testbed.topology import Device
 
@@ -54,7 +54,7 @@ class Engine:
         server: str,
         device: Device,
         clock: Clock,
-        transport: Transport,
+        channel: Channel,
         twin: Twin,
         store: ExpertStore,
         framework: Framework,
@@ -66,7 +66,7 @@ class Engine:
         self._server = server
         self._device = device
         self._clock = clock
-        self._transport = transport
+        self._channel = channel
         self._twin = twin
         self._framework = framework
         self._view = view
@@ -106,6 +106,7 @@ class Engine:
                         total=total,
                         parts=frozenset(parts),
                         ready_s=now_s,
+                        late_s=body.late_s,
                     )
                 )
             case Execute():
@@ -193,6 +194,7 @@ class Engine:
                         total=total,
                         parts=frozenset(groups),
                         ready_s=ready_s,
+                        late_s=0.0,
                     )
                 )
                 return
@@ -289,28 +291,27 @@ class Engine:
     def _arrived(self, residual: Residual) -> None:
         key = (*residual.ticket.key, residual.record.layer)
         self._gather(key).residual = residual
-        self._go_on_if_complete(key, residual.ready_s)
+        self._go_on_if_complete(key, residual.ready_s, late_s=residual.late_s)
 
-    def _go_on_if_complete(self, key: tuple[int, int, int], now_s: float, *, late_s: float = 0.0) -> None:
+    def _go_on_if_complete(self, key: tuple[int, int, int], now_s: float, *, late_s: float) -> None:
         """What arrives last is on the critical path, with its lateness."""
         gather = self._gathers.get(key)
         if gather is None or gather.residual is None or not gather.complete():
             return
         del self._gathers[key]
-        residual = gather.residual
-        ticket, record = residual.ticket, residual.record
+        ticket = gather.residual.ticket
         ticket.late_s += late_s
+        self._spawn(self._after(gather, gather.residual, now_s), ticket.home, ticket.request, ticket.step)
+
+    async def _after(self, gather: Gather, residual: Residual, now_s: float) -> None:
+        """Add up what was gathered, and go on with the next layer."""
+        ticket, record = residual.ticket, residual.record
         stream = finish(residual.stream, gather.merged()) if residual.parts else residual.stream
         ready_s = max(now_s, residual.ready_s)
         record.slow_experts += gather.loaded
         record.remote_slow_experts = gather.loaded
         self._close_record(record, ticket, waited_s=ready_s - residual.ready_s, now_s=ready_s)
-        self._spawn(
-            self._from_layer(ticket, record.layer + 1, residual.tokens, stream, ready_s),
-            ticket.home,
-            ticket.request,
-            ticket.step,
-        )
+        await self._from_layer(ticket, record.layer + 1, residual.tokens, stream, ready_s)
 
     def _close_record(self, record: LayerRecord, ticket: Ticket, *, waited_s: float, now_s: float) -> None:
         record.wait_s = waited_s
@@ -364,18 +365,14 @@ class Engine:
         own = total if ran_own and parts else np.zeros((0, total.shape[1]), dtype=np.int64)
         ticket.sent_bytes += size_bytes
         ticket.moves += 1
-        ticket.late_s += self._late_s(due_s)
-        body = Advance(ticket=ticket, layer=layer, parts=sorted(parts), record=record)
+        body = Advance(ticket=ticket, layer=layer, parts=sorted(parts), record=record, late_s=self._late_s(due_s))
         self._send(plan.next_server, body, (tokens, stream, own), size_bytes)
 
     def _send(self, target: str, body: Body, arrays: tuple[Array, ...], size_bytes: int) -> None:
-        message = Message(
-            source=self._server, sent_s=self._clock.now_s(), size_bytes=size_bytes, body=body, arrays=arrays
-        )
         if target == self._server:
-            self.receive(message)
+            self.receive(self._channel.message(body, arrays, size_bytes))
         else:
-            self._transport.send(target, message)
+            self._channel.send(target, body, arrays, size_bytes)
 
     def _late_s(self, due_s: float) -> float:
         """By how much something that was due at ``due_s`` leaves late."""

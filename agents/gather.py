@@ -23,6 +23,7 @@ class Residual:
     total: Array  # (tokens, width) int64: the sender's own experts, or zeros
     parts: frozenset[str]  # servers whose sums are due
     ready_s: float
+    late_s: float  # by which it left the sender late
 
 
 @dataclass(slots=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from agents.channel import Channel
 from agents.clock import Clock
 from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, Framework, View
-from agents.protocol import TOKEN_ID_BYTES, Answer, Array, Done, Enter, Failed, Message, Submit, Ticket
-from agents.transport import Transport
+from agents.protocol import TOKEN_ID_BYTES, Answer, Array, Done, Enter, Failed, Submit, Ticket
 from testbed.errors import TestbedError
 
 Begin = Callable[[Ticket, Array, float], None]
@@ -36,7 +36,7 @@ class Home:
         *,
         server: str,
         clock: Clock,
-        transport: Transport,
+        channel: Channel,
         framework: Framework,
         view: View,
         begin: Begin,
@@ -45,7 +45,7 @@ class Home:
         """``begin`` starts a pass on this very server; ``report`` takes the end of a request."""
         self._server = server
         self._clock = clock
-        self._transport = transport
+        self._channel = channel
         self._framework = framework
         self._view = view
         self._begin = begin
@@ -126,14 +126,7 @@ class Home:
             return
         size_bytes = TOKEN_ID_BYTES * len(tokens)
         ticket.sent_bytes += size_bytes
-        message = Message(
-            source=self._server,
-            sent_s=self._clock.now_s(),
-            size_bytes=size_bytes,
-            body=Enter(ticket=ticket),
-            arrays=(array,),
-        )
-        self._transport.send(entry, message)
+        self._channel.send(entry, Enter(ticket=ticket), (array,), size_bytes)
 
     def _end(self, request: _Request, ticket: Ticket, now_s: float, *, nll: list[float], top1: list[int]) -> None:
         del self._requests[ticket.request]

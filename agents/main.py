@@ -121,6 +121,8 @@ async def _serve(server: str, management: str, model: Path) -> int:
                 await asyncio.wait_for(stopped.wait(), timeout=0.2)
             except TimeoutError:
                 continue
+        if not stopped.is_set():
+            print(f"agent {server}: the orchestrator has been silent for {ORPHANED_AFTER_S:g} s", file=sys.stderr)
     finally:
         loop.remove_reader(descriptor)
         agent.close()

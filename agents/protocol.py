@@ -16,7 +16,7 @@ A pass begins and ends at the home server, and only token ids travel there:
 Frames of one message on the data plane:
 
     0  magic and version   4 bytes  b"eMo" + VERSION
-    1  envelope            msgpack: source, sent_s, size_bytes, arrays' types and shapes, tagged body
+    1  envelope            msgpack: run, source, sent_s, size_bytes, arrays' types and shapes, tagged body
     2  arrays              raw little-endian, C order, in the order of ``ARRAYS[type(body)]``
     n  padding             zeros, so that the message weighs what the large model's would; absent if it does already
 
@@ -62,7 +62,6 @@ DEAD_AFTER_S = 1.5
 #: Wall seconds: an agent whose orchestrator has been silent for this long ends itself.
 ORPHANED_AFTER_S = 15.0
 
-MAX_ARRAYS = 8
 MAX_ARRAY_BYTES = 64 * 2**20
 MAX_ENVELOPE_BYTES = 4 * 2**20
 MAX_MESSAGE_BYTES = 256 * 2**20
@@ -143,6 +142,7 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True, tag="advance"):
     layer: int
     parts: list[str]  # servers whose Result is due at the receiver; none: the residual is complete
     record: LayerRecord
+    late_s: float  # by which this left later than the device model says
 
 
 class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute"):
@@ -235,6 +235,7 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
 class Message:
     """A body, its arrays, and what the network needs to know of it."""
 
+    run: str  # the run it belongs to
     source: str
     sent_s: float  # emulated time of sending
     size_bytes: int  # what the large model's message weighs
@@ -263,17 +264,21 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Configure(msgspec.Struct, frozen=True, kw_only=True, tag="configure"):
-    """Begin a run."""
+    """Prepare a run: load what it needs, connect.  Time begins with ``Start``."""
 
     run_id: str
     framework: str  # a registered name, or the path of a Python file
-    framework_options: dict[str, Any]
     cluster: Cluster
     placement: Placement
     addresses: dict[str, str]  # server -> endpoint on the data plane
+    quality_budget: float
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """Begin the run that was configured."""
+
     origin_s: float  # monotonic instant of emulated zero
     dilation: float
-    quality_budget: float
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
@@ -299,7 +304,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End the agent."""
 
 
-Command = Configure | Submit | Ping | Collect | Stop
+Command = Configure | Start | Submit | Ping | Collect | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

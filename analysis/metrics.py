@@ -184,9 +184,8 @@ def _failed_share(runs: Runs, bootstrap: Bootstrap) -> Estimate:
 
 
 def _traffic(runs: Runs, bootstrap: Bootstrap) -> Estimate:
-    done = pl.col("error").is_null() & pl.col("latency_s").is_not_null()
-    tokens = (pl.col("prompt_tokens") + pl.col("output_tokens")) * done
-    rows = [_matrix(run.requests.select("sent_bytes", tokens.alias("tokens")), "sent_bytes", "tokens") for run in runs]
+    tokens = (pl.col("prompt_tokens") + pl.col("output_tokens")).alias("tokens")
+    rows = [_matrix(run.completed.select("sent_bytes", tokens), "sent_bytes", "tokens") for run in runs]
     return bootstrap.estimate(rows, ratio)
 
 
@@ -284,8 +283,8 @@ METRICS: tuple[Metric, ...] = (
         title="Traffic",
         unit="GB/1000 tokens",
         scale=1e-6,
-        definition="Activation bytes put on links between servers by all requests, failed ones too, per token of "
-        f"completed requests; every message counts once, without headers. GB = 10^9 bytes. {_TOKENS}",
+        definition="Activation bytes put on links between servers by completed requests, per token of theirs; every "
+        f"message counts once per pair of servers, without headers. GB = 10^9 bytes. {_TOKENS}",
         measure=_traffic,
     ),
     Metric(
@@ -294,6 +293,22 @@ METRICS: tuple[Metric, ...] = (
         unit="per request",
         definition="Mean changes of aggregation server in a completed request.",
         measure=_over_completed("moves", mean),
+    ),
+    Metric(
+        key="ttft_mean_s",
+        title="Time to first token",
+        unit="ms",
+        scale=1e3,
+        definition="Mean over completed requests that generate text, from planned arrival to the first token at home.",
+        measure=_over_completed("ttft_s", mean),
+    ),
+    Metric(
+        key="tpot_mean_s",
+        title="Time per token",
+        unit="ms",
+        scale=1e3,
+        definition="Mean over completed requests that generate text of the time per token after the first.",
+        measure=_over_completed("tpot_s", mean),
     ),
     Metric(
         key="nll_increase",
@@ -354,14 +369,14 @@ OTHER_DEFINITIONS: tuple[tuple[str, str, str], ...] = (
         "Execution mix",
         "%",
         "Shares of all expert calls: fallback (took the full-precision fallback), slow (loaded first), and of the "
-        "others remote fast and local fast. Records count per layer, so slow and fallback calls of a layer are taken "
-        "as spread evenly over its local and remote calls.",
+        "others remote fast and local fast. Fallback calls of a layer are taken as spread evenly over its other kinds.",
     ),
     (
         "Where time goes",
         "ms",
-        "Parts of the mean latency: dense (attention, gate, norms with their queue), experts (waiting for their "
-        "results), moves (rest of a layer until the next can start), rest (outside layers).",
+        "Parts of the mean latency: dense (attention, gate, norms with their queue), own experts (of the aggregation "
+        "server, with queue and loads), other servers (waiting for their results after that), moves (the residual "
+        "stream's way to the next aggregation server), rest (outside layers).",
     ),
     ("Device busy", "%", "Mean share of time in which a server's device computed, until arrivals end."),
     (

@@ -20,7 +20,7 @@ from testbed.errors import TestbedError
 STRONG_BASELINE = "edgeshard"
 MARK = "†"
 #: The columns of the table; everything else is in the CSV.
-SHOWN = (
+ALWAYS_SHOWN = (
     "latency_mean_s",
     "latency_p95_s",
     "latency_p99_s",
@@ -31,6 +31,8 @@ SHOWN = (
     "moves_per_request",
     "failed_share",
 )
+#: Shown where a framework has a value.
+SOMETIMES_SHOWN = ("ttft_mean_s", "tpot_mean_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +84,26 @@ def summary(
 def header(found: Summary) -> list[str]:
     """The column titles with their units."""
     titles = []
-    for key in SHOWN:
+    for key in _shown(found):
         entry = metric(key)
         titles.append(f"{entry.title} ({entry.unit})" if entry.unit else entry.title)
     return ["Framework", titles[0], f"Mean vs {found.reference}", *titles[1:]]
+
+
+def _shown(found: Summary) -> list[str]:
+    some = [
+        key
+        for key in SOMETIMES_SHOWN
+        if any(estimates[key].value is not None for estimates in found.estimates.values())
+    ]
+    return [*ALWAYS_SHOWN, *some]
 
 
 def rows(found: Summary) -> list[list[Cell]]:
     """The table's cells, a row per framework."""
     table = []
     for name, estimates in found.estimates.items():
-        numbers = [_cell(estimates[key], metric(key).scale) for key in SHOWN]
+        numbers = [_cell(estimates[key], metric(key).scale) for key in _shown(found)]
         change = found.changes.get(name)
         relative = Cell(value="reference") if change is None else Cell(value=text.change_with_interval(change))
         mark = f" {MARK}" if name in found.marked else ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from agents.protocol import Fidelity
 
@@ -57,10 +58,10 @@ def judge(
     ``latency_s`` and ``late_s`` are sums over the answered requests.
     """
     reports = list(agents)
-    admitted = sorted(admission_lateness_s)
+    admitted = list(admission_lateness_s)
     checks = (
         _at_most(
-            "compute overrun",
+            "host lateness",
             late_s / latency_s if latency_s > 0 else 0.0,
             MAX_LATE_SHARE,
             "share",
@@ -90,7 +91,7 @@ def judge(
         ),
         _at_most(
             "admission lateness p99",
-            admitted[int(0.99 * (len(admitted) - 1))] if admitted else 0.0,
+            float(np.quantile(admitted, 0.99)) if admitted else 0.0,
             MAX_ADMISSION_LATENESS_P99_S,
             "s",
             "a request was admitted this much later than scheduled",

@@ -24,8 +24,8 @@ from testbed.errors import TestbedError
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
 PING_INTERVAL_S = 2.0
-#: The agents' arithmetic is one thread each: sums then do not depend on how many cores the host has.
-AGENT_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+#: What agents see of our environment: enough to find Python and the user's modules.
+ENVIRONMENT = ("LANG", "PATH", "PYTHONPATH")
 
 
 class Process(Protocol):
@@ -97,15 +97,19 @@ class Fleet:
         self._fd = int(self._router.get(zmq.FD))
         loop.add_reader(self._fd, self._drain)
         try:
+            environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
             ready = [self._expect(server) for server in self.servers]
             for server in self.servers:
                 argv = [sys.executable, "-m", "agents.main", "--server", server]
                 argv += ["--management", self._endpoint, "--model", str(self._model)]
                 self._processes[server] = self._sandboxes.popen(
-                    server, argv, log=self._logs / f"{server}.log", env=AGENT_ENVIRONMENT
+                    server,
+                    argv,
+                    log=self._logs / f"{server}.log",
+                    env=environment,
                 )
-            await self._all(ready, timeout_s=START_TIMEOUT_S, doing="start")
             self._pings = asyncio.ensure_future(self._ping())
+            await self._all(ready, timeout_s=START_TIMEOUT_S, doing="start")
         except BaseException:
             await self._close()
             raise
@@ -126,6 +130,20 @@ class Fleet:
             self.send(server, command)
         reports = await self._all(waiting, timeout_s=timeout_s, doing=doing)
         return dict(zip(commands, reports, strict=True))
+
+    async def collect(self, command: Command, *, timeout_s: float) -> dict[str, Report]:
+        """Tell all agents and return the answers of those that give one in time."""
+        waiting = {server: self._expect(server) for server in self.servers if server not in self.ended()}
+        for server in waiting:
+            self.send(server, command)
+        until_s = asyncio.get_running_loop().time() + timeout_s
+        while asyncio.get_running_loop().time() < until_s:
+            ended = self.ended()
+            missing = [future for server, future in waiting.items() if not future.done() and server not in ended]
+            if not missing:
+                break
+            await asyncio.wait(missing, timeout=0.2)
+        return {server: future.result() for server, future in waiting.items() if future.done()}
 
     def ended(self) -> list[str]:
         """Servers whose agent process has ended."""

@@ -21,8 +21,10 @@ from agents.protocol import (
     Configure,
     Done,
     Placement,
+    Refused,
     Report,
     Sample,
+    Start,
     Submit,
 )
 from scenarios.timeline import LinkChange, Request, Scenario
@@ -35,6 +37,8 @@ LEAD_S = 1.0
 HANDOVER_S = 0.5
 #: Emulated seconds between two samples of the links.
 LINK_SAMPLE_S = 0.5
+#: Wall seconds within which agents hand over what they recorded.
+COLLECT_TIMEOUT_S = 30.0
 #: Emulated seconds that agents may take to end a request after its deadline.
 GRACE_S = 2.0
 
@@ -69,6 +73,10 @@ class Agents(Protocol):
         """Tell several agents and wait for their answers."""
         ...
 
+    async def collect(self, command: Command, *, timeout_s: float) -> dict[str, Report]:
+        """Tell all agents and return the answers that come."""
+        ...
+
     def ended(self) -> list[str]:
         """Servers whose agent has ended."""
         ...
@@ -93,6 +101,7 @@ class Played:
     events: list[Event] = field(default_factory=list)
     collected: dict[str, Collected] = field(default_factory=dict)
     ended_agents: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)  # of agents, beside failed requests
     complete: bool = False
 
 
@@ -129,27 +138,27 @@ class Player:
         *,
         run_id: str,
         framework: str,
-        options: dict[str, Any],
         cluster: Cluster,
         placement: Placement,
-        origin_s: float,
     ) -> None:
         """Prepare every agent for the run; FleetError when one refuses."""
         command = Configure(
             run_id=run_id,
             framework=framework,
-            framework_options=options,
             cluster=cluster,
             placement=placement,
             addresses={server: f"tcp://{server}:{DATA_PORT}" for server in self._agents.servers},
-            origin_s=origin_s,
-            dilation=self._dilation,
             quality_budget=self._scenario.quality_budget,
         )
         self._agents.listener = self._hear
         await self._agents.ask(
             dict.fromkeys(self._agents.servers, command), timeout_s=60.0, doing="take the run's configuration"
         )
+
+    def start(self, *, origin_s: float) -> None:
+        """Let emulated time begin at the monotonic instant ``origin_s``, a moment ahead."""
+        for server in self._agents.servers:
+            self._agents.send(server, Start(origin_s=origin_s, dilation=self._dilation))
 
     async def play(self) -> Played:
         """Run both timelines to their end, or to the interruption, and collect."""
@@ -158,7 +167,7 @@ class Player:
             asyncio.ensure_future(work) for work in (self._submit_all(), self._change_links(), self._sample_links())
         ]
         try:
-            await self._until_over()
+            await self._until_over(tasks)
         finally:
             for task in tasks:
                 task.cancel()
@@ -167,18 +176,17 @@ class Player:
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         self._sample_links_once()  # what has passed since the last sample
-        self.played.ended_agents = self._agents.ended()
-        alive = [server for server in self._agents.servers if server not in self.played.ended_agents]
-        reports = await self._agents.ask(dict.fromkeys(alive, Collect()), timeout_s=30.0, doing="send their records")
+        reports = await self._agents.collect(Collect(), timeout_s=COLLECT_TIMEOUT_S)
         self.played.collected = {server: report for server, report in reports.items() if isinstance(report, Collected)}
+        self.played.ended_agents = self._agents.ended()
         self.played.complete = not self._interrupted.is_set()
         return self.played
 
-    async def _until_over(self) -> None:
+    async def _until_over(self, timelines: Sequence[asyncio.Future[None]]) -> None:
         scenario, played = self._scenario, self.played
         last_s = max((request.at_s for request in scenario.requests), default=0.0)
         give_up_s = last_s + scenario.deadline_s + GRACE_S
-        while not self._interrupted.is_set():
+        while not self._interrupted.is_set() and not any(task.done() and task.exception() for task in timelines):
             now_s = self._clock.now_s()
             self._progress(now_s, len(played.done))
             if now_s > give_up_s or (len(played.done) == len(scenario.requests) and now_s > scenario.duration_s):
@@ -211,11 +219,10 @@ class Player:
     async def _change_links(self) -> None:
         for change in self._scenario.changes:
             await self._clock.sleep_until_s(change.at_s)
-            actual_s = self._clock.now_s()
             link = self._topology.link(change.link)
             for source, direction in ((link.a, link.forward), (link.b, link.backward)):
                 self._links.shape(link.name, source, changed(direction, change))
-            self.played.events.append(Event(change=change, actual_s=actual_s))
+            self.played.events.append(Event(change=change, actual_s=self._clock.now_s()))
 
     async def _sample_links(self) -> None:
         next_s = 0.0
@@ -250,6 +257,8 @@ class Player:
                 self.played.done[report.request] = report
             case Sample():
                 self.played.samples.append(report)
+            case Refused():
+                self.played.complaints.append(f"{report.server}: {report.reason}")
             case _:
                 pass
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import polars as pl
 
-from agents.protocol import Collected, Done
+from agents.protocol import Collected, Done, Sample
 from orchestration.player import Played
 from orchestration.references import Reference
 from scenarios.timeline import Request, Scenario
@@ -96,19 +96,7 @@ def write_run(
     _write(directory / "requests.parquet", requests, REQUESTS)
     _write(directory / "layers.parquet", layer_rows(played.collected.values()), LAYERS)
     _write(directory / "links.parquet", played.links, LINKS)
-    samples = [
-        {
-            "t_s": sample.t_s,
-            "server": sample.server,
-            "device_busy": sample.device_busy,
-            "loader_busy": sample.loader_busy,
-            "backlog_s": sample.backlog_s,
-            "rss_bytes": sample.rss_bytes,
-            "alive": True,
-        }
-        for sample in played.samples
-    ]
-    _write(directory / "servers.parquet", samples, SERVERS)
+    _write(directory / "servers.parquet", server_rows(played.samples), SERVERS)
     events = [
         {
             "event": str(event.change),
@@ -155,6 +143,31 @@ def request_row(request: Request, done: Done | None, reference: Reference) -> di
         "top1_agreement": agreeing / len(reference.top1),
         "exact": done.digest == reference.digest,
     }
+
+
+def server_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Rows of servers.parquet; a server that others have lost and that says nothing itself has rows, too: not alive."""
+    rows = [
+        {
+            "t_s": sample.t_s,
+            "server": sample.server,
+            "device_busy": sample.device_busy,
+            "loader_busy": sample.loader_busy,
+            "backlog_s": sample.backlog_s,
+            "rss_bytes": sample.rss_bytes,
+            "alive": True,
+        }
+        for sample in samples
+    ]
+    last_words_s = {sample.server: sample.t_s for sample in samples}
+    lost = {(sample.t_s, server) for sample in samples for server in sample.lost_peers}
+    silent = {"device_busy": 0.0, "loader_busy": 0.0, "backlog_s": 0.0, "rss_bytes": 0, "alive": False}
+    rows += [
+        {"t_s": t_s, "server": server, **silent}
+        for t_s, server in sorted(lost)
+        if t_s > last_words_s.get(server, float("-inf"))
+    ]
+    return rows
 
 
 def layer_rows(collected: Iterable[Collected]) -> list[dict[str, Any]]:

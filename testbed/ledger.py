@@ -171,6 +171,9 @@ def locked(ledger: Ledger, *, create: bool) -> Iterator[bool]:
             raise TestbedError(f"{ledger.directory}: not a directory of ours ({error.strerror})") from error
         try:
             _check_owner(ledger.directory, os.fstat(fd))
+            if create and os.fstat(fd).st_mode & 0o077:
+                # Whoever can reach the sockets in there may give orders.
+                raise TestbedError(f"{ledger.directory} is open to other users: remove it, or chmod 700 it")
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -18,7 +18,7 @@ from agents.codec import decode, encode
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.models.twin import Twin
-from agents.protocol import Command, Configure, Done, Message, Placement, Report, Submit
+from agents.protocol import Command, Configure, Done, Message, Placement, Report, Start, Submit
 
 
 class _InstantSelector(selectors.SelectSelector):
@@ -127,16 +127,15 @@ class VirtualFleet:
         command = Configure(
             run_id="test",
             framework=framework,
-            framework_options={},
             cluster=self.cluster,
             placement=placement,
             addresses=dict.fromkeys(self.cluster.names, ""),
-            origin_s=0.0,
-            dilation=1.0,
             quality_budget=quality_budget,
         )
         for server in self.cluster.names:
             self.command(server, command)
+        for server in self.cluster.names:
+            self.command(server, Start(origin_s=0.0, dilation=1.0))
 
     def done(self) -> dict[int, Done]:
         return {report.request: report for report in self.reports if isinstance(report, Done)}

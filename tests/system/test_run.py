@@ -16,6 +16,7 @@ import polars as pl
 import pytest
 
 from analysis.load import load
+from testbed.ledger import ledger_of
 from testbed.load import load_topology
 from testbed.network import Network
 
@@ -98,7 +99,7 @@ def test_a_killed_agent_fails_its_requests_and_the_run_goes_on(network: Network,
                     "--duration", "12", "--rate", "3", "--dilation", "2")  # fmt: skip
     wait_for(lambda: network.status().processes == 3)
     time.sleep(12.0)
-    victim = next(pid for pid in agents() if server_of(pid) == "s3")
+    victim = next(process.pid for process in ledger_of("run").processes("process") if server_of(process.pid) == "s3")
     os.kill(victim, signal.SIGKILL)
     output = finish(process)
 
@@ -173,11 +174,6 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def agents() -> list[int]:
-    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in pids if "agents.main" in command_line(pid)]
-
-
 def server_of(pid: int) -> str:
     words = command_line(pid)
-    return words[words.index("--server") + 1]
+    return words[words.index("--server") + 1] if "--server" in words else ""

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agents.cluster import Cluster, cluster_of
 from agents.frameworks.registry import FRAMEWORKS, create
-from agents.protocol import Collect, Collected, Done, Refused, Submit
+from agents.protocol import Answer, Collect, Collected, Done, Message, Refused, Submit, Ticket
 from orchestration.comparison import Model
 from orchestration.references import references
 from scenarios.timeline import Request, Setting
@@ -49,10 +50,12 @@ def running(framework: str, cluster: Cluster, model: Model, *, quality_budget: f
         fleet.configure(framework, placement, quality_budget=quality_budget)
 
     loop.run_until_complete(configure())
-    refused = [report for report in fleet.reports if isinstance(report, Refused)]
-    assert refused == []
-    yield fleet
-    fleet.close()
+    try:
+        refused = [report for report in fleet.reports if isinstance(report, Refused)]
+        assert refused == []
+        yield fleet
+    finally:
+        fleet.close()
 
 
 def timeline(topology: str, model: Model, *, rate_per_s: float, duration_s: float, generate: bool) -> list[Request]:
@@ -233,6 +236,7 @@ def test_a_framework_in_one_file_of_the_users_runs(tmp_path: Path, model: Model)
         ),
         ("def plan(self, demand, view):\n    raise KeyError('oops')", "KeyError: 'oops'"),
         ("def enter(self, arrival, view):\n    return 's99'", "the entry server 's99' does not exist"),
+        (FIRST_COPY + "\ndef observe(self, feedback):\n    raise ValueError('no')", "mine: ValueError: no"),
         (
             FIRST_COPY.replace("demand.next_server or view.server", "'nowhere'"),
             "the next server 'nowhere' does not exist",
@@ -266,3 +270,36 @@ def test_two_runs_of_the_same_timeline_are_equal(model: Model) -> None:
             outcomes.append(fleet.play(submits(requests, model)))
 
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_framework_that_cannot_begin_is_refused_by_name(tmp_path: Path, model: Model) -> None:
+    file = user_framework(tmp_path / "mine.py", FIRST_COPY + "\ndef begin(self, view):\n    raise ValueError('no')")
+    with (
+        pytest.raises(AssertionError, match=r"mine\.py cannot begin: ValueError: no"),
+        running(file, cluster_named("small3"), model),
+    ):
+        pass
+
+
+def test_messages_of_a_run_that_has_ended_are_dropped(model: Model) -> None:
+    requests = timeline("small3", model, rate_per_s=20.0, duration_s=0.2, generate=False)
+    with running("greedy", cluster_named("small3"), model) as fleet:
+        done = fleet.play(submits(requests, model))
+        stale = Answer(
+            ticket=Ticket(
+                request=10_000, kind="score", home="s1", step=0, start=0, deadline_s=100.0, path=[], late_s=0.0
+            ),
+            digest=b"stale",
+        )
+        arrays = (np.zeros(0, "<f4"), np.zeros(0, "<i4"))
+        message = Message(run="before", source="s2", sent_s=0.0, size_bytes=0, body=stale, arrays=arrays)
+        submit = Submit(
+            request=10_000, kind="score", tokens=[1, 2, 3], output_tokens=0, at_s=fleet.loop.time(), deadline_s=90.0
+        )
+        fleet.loop.call_later(0.0005, lambda: fleet.agents["s1"].receive(message))
+        fleet.reports.clear()
+        late = fleet.play([("s1", submit)])
+
+    assert len(done) == len(requests)
+    assert late[10_000].digest != b"stale"
+    assert late[10_000].error is None

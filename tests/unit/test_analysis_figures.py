@@ -133,7 +133,7 @@ def test_parts_of_the_time_end_at_the_mean_latency(four: Comparison, numbers: Su
     (axes,) = figure.axes
 
     assert labels(figure) == ["dense", "own experts", "other servers", "moves", "rest"]
-    ends = np.array(bars(axes)).reshape(4, 4).sum(axis=0)
+    ends = np.array(bars(axes)).reshape(5, 4).sum(axis=0)
     means = [1e3 * (numbers.estimates[name]["latency_mean_s"].value or 0) for name in four.frameworks]
     assert ends == pytest.approx(means)
     assert "ms" in axes.get_xlabel()

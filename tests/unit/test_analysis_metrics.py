@@ -95,7 +95,7 @@ def test_an_interrupted_run_is_steady_until_its_last_record(runs: tuple[Run, ...
     assert value("throughput_requests_per_s", run) == pytest.approx(2 / 5)
 
 
-def test_traffic_counts_all_bytes_against_tokens_of_completed_requests(runs: tuple[Run, ...]) -> None:
+def test_traffic_counts_completed_requests_only(runs: tuple[Run, ...]) -> None:
     run = hand_made(
         runs[0],
         latency_s=[0.1, None],
@@ -106,7 +106,7 @@ def test_traffic_counts_all_bytes_against_tokens_of_completed_requests(runs: tup
     )
 
     found = metric("traffic_bytes_per_token")
-    assert found.measure([run], B).value == pytest.approx(4_000_000 / 40)
+    assert found.measure([run], B).value == pytest.approx(3_000_000 / 40)
     assert 100_000 * found.scale == pytest.approx(0.1)  # GB per 1000 tokens
 
 

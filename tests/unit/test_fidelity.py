@@ -39,7 +39,7 @@ def test_a_run_within_every_bound_passes() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"late_s": 1.1}, "compute overrun"),
+        ({"late_s": 1.1}, "host lateness"),
         ({"relay_p99_s": 0.004}, "relay lateness p99"),
         ({"host_busy": 0.95}, "host CPU"),
         ({"event_lateness_s": [0.001, 0.2]}, "event lateness"),

@@ -197,3 +197,10 @@ def test_an_empty_directory_left_by_a_crash_can_be_used_and_removed(run_root: Pa
     ledger.remove_everything()
 
     assert list(run_root.iterdir()) == []
+
+
+def test_a_directory_that_others_may_enter_is_refused(run_root: Path) -> None:
+    (run_root / "open").mkdir(mode=0o700)
+    (run_root / "open").chmod(0o755)
+    with pytest.raises(TestbedError, match="open to other users"), locked(ledger_of("open"), create=True):
+        pass

@@ -26,6 +26,7 @@ def result_message(tokens: int, size_bytes: int) -> Message:
     rows = np.arange(tokens, dtype="<i4")
     total = np.arange(tokens * 4, dtype="<i8").reshape(tokens, 4)
     return Message(
+        run="r",
         source="s1",
         sent_s=1.5,
         size_bytes=size_bytes,
@@ -39,7 +40,8 @@ def test_a_message_arrives_as_it_was_sent(tokens: int, size_bytes: int) -> None:
     sent = result_message(tokens, size_bytes)
     received = decode(encode(sent))
 
-    assert (received.source, received.sent_s, received.body) == (sent.source, sent.sent_s, sent.body)
+    assert (received.run, received.source, received.sent_s) == (sent.run, sent.source, sent.sent_s)
+    assert received.body == sent.body
     for ours, theirs in zip(received.arrays, sent.arrays, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
@@ -83,7 +85,7 @@ def test_what_does_not_fit_is_refused_by_name(damage: object, expected: str) -> 
 
 def test_a_shape_that_would_take_too_much_memory_is_refused_before_it_is_taken() -> None:
     message = result_message(3, 0)
-    huge = codec._Envelope("s1", 0.0, 0, [[2**40], [2**40, 4]], message.body)
+    huge = codec._Envelope("r", "s1", 0.0, 0, [[2**40], [2**40, 4]], message.body)
     frames = [MAGIC, msgspec.msgpack.encode(huge), b"", b""]
     with pytest.raises(ProtocolError, match="at most"):
         decode(frames)
@@ -91,6 +93,7 @@ def test_a_shape_that_would_take_too_much_memory_is_refused_before_it_is_taken()
 
 def test_arrays_of_another_type_than_declared_are_refused_at_the_sender() -> None:
     message = Message(
+        run="r",
         source="s1",
         sent_s=0.0,
         size_bytes=0,
@@ -105,7 +108,7 @@ def test_arrays_of_another_type_than_declared_are_refused_at_the_sender() -> Non
     "body", [Failed(request=1, step=0, reason="why"), State(backlog_s=0.1, wait_s=0.0, load_backlog_s=0.0, links=[])]
 )
 def test_bodies_without_arrays_travel_too(body: Failed | State) -> None:
-    assert decode(encode(Message(source="s1", sent_s=0.0, size_bytes=0, body=body))).body == body
+    assert decode(encode(Message(run="r", source="s1", sent_s=0.0, size_bytes=0, body=body))).body == body
 
 
 @given(noise=st.binary(max_size=200))
@@ -124,14 +127,11 @@ def test_a_whole_configuration_survives_the_management_plane() -> None:
     command = Configure(
         run_id="r",
         framework="greedy",
-        framework_options={"a": 1},
         cluster=cluster(2),
         placement=Placement(
             replicas=(Replica(layer=0, expert=1, server="s1", precision="full", fast=True),), notes={"x": [1, 2]}
         ),
         addresses={"s1": "tcp://s1:5555"},
-        origin_s=1.0,
-        dilation=2.0,
         quality_budget=0.02,
     )
     assert decode_command(encode_management(command)) == command

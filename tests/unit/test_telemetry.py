@@ -15,11 +15,13 @@ def telemetry() -> Telemetry:
 
 def state(source: str, *, sent_s: float, backlog_s: float = 0.0, links: list[LinkEstimate] | None = None) -> Message:
     body = State(backlog_s=backlog_s, wait_s=0.0, load_backlog_s=0.0, links=links or [])
-    return Message(source=source, sent_s=sent_s, size_bytes=0, body=body)
+    return Message(run="r", source=source, sent_s=sent_s, size_bytes=0, body=body)
 
 
 def bulk(source: str, *, sent_s: float, size_bytes: int) -> Message:
-    return Message(source=source, sent_s=sent_s, size_bytes=size_bytes, body=Failed(request=0, step=0, reason=""))
+    return Message(
+        run="r", source=source, sent_s=sent_s, size_bytes=size_bytes, body=Failed(request=0, step=0, reason="")
+    )
 
 
 def test_a_silent_server_is_declared_lost_once() -> None:
@@ -96,7 +98,7 @@ def test_gossip_tells_of_paths_between_others() -> None:
 
 def test_messages_of_strangers_teach_nothing() -> None:
     peers = telemetry()
-    stranger = Message(source="s9", sent_s=0.0, size_bytes=0, body=Failed(request=0, step=0, reason=""))
+    stranger = Message(run="r", source="s9", sent_s=0.0, size_bytes=0, body=Failed(request=0, step=0, reason=""))
     peers.received(stranger, now_s=1.0)
 
     assert peers.own_rows(now_s=1.0) == []
