@@ -17,7 +17,7 @@ TESTABLE  := .venv/.testable
 
 ##@ All in one
 
-demo: testbed ## up, a scenario under every framework, figures, down (about five minutes)
+demo: testbed ## up, a scenario under the four main frameworks, figures, down (about five minutes)
 	@$(BIN)/testbed up $(TOPOLOGY) --name $(DEMO) || exit $$?; \
 	trap '$(BIN)/testbed down --name $(DEMO)' EXIT; \
 	$(BIN)/python scenarios/$(SCENARIO).py --testbed $(DEMO) $(ARGS) && $(BIN)/python -m analysis
@@ -35,7 +35,7 @@ status: testbed ## what is up, and whether it is as the file says
 verify: testbed ## measure every link against the file
 	@$(BIN)/testbed verify $(NAMED)
 
-run: testbed ## play SCENARIO (default link_congestion) under every framework; more options in ARGS
+run: testbed ## play SCENARIO (default link_congestion) under the main frameworks; others by ARGS
 	@$(BIN)/python scenarios/$(SCENARIO).py $(if $(NAME),--testbed $(NAME)) $(ARGS)
 
 plots: testbed ## figures, tables and report.html of the newest results

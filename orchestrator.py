@@ -213,7 +213,10 @@ async def _watched(comparison: Comparison, network: Network, results: Path) -> P
             if task is not None:
                 progress.remove_task(task)
 
-        watcher = Watcher(say=progress.console.print, begin=begin, tick=tick, end=end)
+        def say(text: str) -> None:
+            progress.console.print(text, soft_wrap=True)
+
+        watcher = Watcher(say=say, begin=begin, tick=tick, end=end)
 
         working = asyncio.ensure_future(compare(comparison, network, results, watcher))
 
@@ -222,7 +225,7 @@ async def _watched(comparison: Comparison, network: Network, results: Path) -> P
                 working.cancel()  # agents are stopped and links restored on the way out
                 return
             watcher.interrupted.set()
-            progress.console.print("interrupted: collecting what there is (again to give up)")
+            say("interrupted: collecting what there is (again to give up)")
 
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, interrupt)

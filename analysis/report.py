@@ -200,8 +200,10 @@ def _calibration(comparison: Comparison) -> str:
             number(1e3 * entry.expected_rtt_s),
             percent_change(_relative(entry.rtt_s, entry.expected_rtt_s)),
             quantity(entry.goodput_bps, "bit/s"),
-            quantity(entry.expected_goodput_bps, "bit/s"),
-            percent_change(_relative(entry.goodput_bps, entry.expected_goodput_bps)),
+            ("≥ " if entry.goodput_at_least else "") + quantity(entry.expected_goodput_bps, "bit/s"),
+            NONE
+            if entry.goodput_at_least
+            else percent_change(_relative(entry.goodput_bps, entry.expected_goodput_bps)),
             state,
             run.name,
         ]
@@ -210,14 +212,21 @@ def _calibration(comparison: Comparison) -> str:
     titles = ["link", "RTT (ms)", "expected (ms)", "off by", "goodput", "expected", "off by", "state", "run"]
     return (
         f"<p>{len(measured)} measurements of link directions, {off} outside their tolerance. The "
-        f"{len(rows)} directions furthest from the file, each in its worst run:</p>"
-        + _table(titles, rows, text={0, 7, 8})
+        f"{len(rows)} directions furthest from the file, each in its worst run. ≥: the link is faster than a short "
+        "probe can tell, and only that much was shown:</p>" + _table(titles, rows, text={0, 7, 8})
     )
 
 
 def _deviation(entry: Calibration) -> float:
-    parts = (_relative(entry.rtt_s, entry.expected_rtt_s), _relative(entry.goodput_bps, entry.expected_goodput_bps))
+    parts = [_relative(entry.rtt_s, entry.expected_rtt_s)]
+    if not entry.goodput_at_least:
+        parts.append(_goodput_deviation(entry))
     return max(float("inf") if part is None else abs(part) for part in parts)
+
+
+def _goodput_deviation(entry: Calibration) -> float | None:
+    """None where only a lower bound could be shown."""
+    return None if entry.goodput_at_least else _relative(entry.goodput_bps, entry.expected_goodput_bps)
 
 
 def _relative(value: float | None, expected: float) -> float | None:

@@ -128,6 +128,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     goodput_bps: float | None
     expected_goodput_bps: float
     ok: bool
+    goodput_at_least: bool = False  # faster than a probe can tell
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

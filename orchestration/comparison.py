@@ -201,13 +201,18 @@ async def compare(comparison: Comparison, network: Network, results: Path, watch
     async with fleet:
         network.scale(comparison.dilation)
         try:
-            for candidate, repeat in comparison.runs:
+            for number, (candidate, repeat) in enumerate(comparison.runs, start=1):
                 if fleet.ended():
                     watcher.say(f"the agents of {', '.join(fleet.ended())} have ended: no further runs")
                 if watcher.interrupted.is_set() or fleet.ended():
                     break
                 episode = comparison.episodes[repeat]
                 name = f"{label(candidate.name)}-r{repeat}"
+                about_s = comparison.dilation * episode.scenario.duration_s
+                watcher.say(
+                    f"playing {name} ({number} of {len(comparison.runs)}): "
+                    f"{len(episode.scenario.requests)} requests, about {about_s:.0f} s"
+                )
                 watcher.begin(name, episode.scenario.duration_s, len(episode.scenario.requests))
                 played, facts = await _run(comparison, candidate, episode, name, fleet, network, watcher)
                 watcher.end()

@@ -234,7 +234,7 @@ def _print_measurements(measured: Sequence[LinkMeasurement]) -> None:
             f"{each.rtt_s * 1e3:.3f} ms",
             f"{each.expected_rtt_s * 1e3:.3f} ms",
             f"{each.goodput_bps / 1e6:.1f} Mbit/s",
-            f"{each.expected_goodput_bps / 1e6:.1f} Mbit/s",
+            f"{'≥ ' if each.goodput_at_least else ''}{each.expected_goodput_bps / 1e6:.1f} Mbit/s",
             ("[green]ok[/green]" if each.ok else "[red]off[/red]") + f" ({notes.get(each.judged, '-')})",
         )
     console.print(table, highlight=False)

@@ -91,6 +91,7 @@ class LinkMeasurement:
     expected_goodput_bps: float
     ok: bool
     judged: str  # by what bounds, in words
+    goodput_at_least: bool = False  # the link is faster than a probe can tell; ``expected_goodput_bps`` is what it can
 
 
 def calibrate(network: Network) -> list[LinkMeasurement]:
@@ -262,6 +263,7 @@ class _Probe:
             expected_rtt_s=expected_rtt_s(self.there, self.back),
             goodput_bps=goodput_bps,
             expected_goodput_bps=min(self.there.rate_bps, CEILING_BPS) * PAYLOAD_SHARE,
+            goodput_at_least=self.there.rate_bps > CEILING_BPS,
             ok=False,
             judged="",
         )
