@@ -53,7 +53,13 @@ def test_files_that_the_readme_links_to_exist() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
-def test_the_readme_names_every_framework() -> None:
+def test_the_readme_has_no_placeholder_left() -> None:
+    assert re.findall(r"^[A-Z]{4,}$", README, flags=re.MULTILINE) == []
+
+
+def test_readme_and_changelog_name_every_framework() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    assert [name for name in FRAMEWORKS if f"`{name}`" not in changelog] == []
     assert [name for name in FRAMEWORKS if f"`{name}`" not in README] == []
 
 
