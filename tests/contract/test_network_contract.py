@@ -269,20 +269,22 @@ def test_jitter_spreads_delays_and_keeps_the_order(bring: Bring) -> None:
     with inside_netns(pair.source_netns):
         near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with near, far:
-        numbers, delays_s = [], []
-        sent_s = []
+        numbers: list[int] = []
         for number in range(150):
-            sent_s.append(time.monotonic())
             near.sendto(number.to_bytes(4, "big"), (pair.target_address, 7000))
             if number % 2:
                 time.sleep(0.002)
         while len(numbers) < 150:
             numbers.append(int.from_bytes(far.recv(16), "big"))
-    rtts = round_trips_s([pair], probes=60, interval_s=0.025, wait_s=0.2)[0]
-    delays_s = [rtt - 0.020 for rtt in rtts]
+
+    def spread_is_right() -> bool:
+        rtts = round_trips_s([pair], probes=60, interval_s=0.025, wait_s=0.2)[0]
+        low, _, high = statistics.quantiles(rtts, n=4)
+        # The middle half of a normal distribution is 1.35 deviations wide; a host that stalls makes single probes late.
+        return 0.001 < (high - low) / 1.35 < 0.004
 
     assert numbers == list(range(150))
-    assert 0.001 < statistics.stdev(delays_s) < 0.004
+    assert soon(spread_is_right)
 
 
 def test_a_change_at_run_time_acts_at_once_on_its_direction_alone(bring: Bring) -> None:
