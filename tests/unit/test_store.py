@@ -37,13 +37,17 @@ def in_virtual_time(
 ) -> None:
     loop = VirtualLoop()
     clock = VirtualClock(loop)
-    store = ExpertStore(replicas=replicas, device=device(fast_bytes=fast_bytes), expert_bytes=EXPERT_BYTES, clock=clock)
 
     async def main() -> None:
+        store = ExpertStore(
+            replicas=replicas, device=device(fast_bytes=fast_bytes), expert_bytes=EXPERT_BYTES, clock=clock
+        )
         await body(store, clock)
 
-    loop.run_until_complete(main())
-    loop.close()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
 
 
 def room(experts: int) -> int:
