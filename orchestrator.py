@@ -31,6 +31,13 @@ from testbed.load import load_topology
 from testbed.network import Network
 from testbed.topology import Topology
 
+
+class NothingAnsweredError(TestbedError):
+    """Every run failed whole."""
+
+    exit_code = 1
+
+
 ROOT = Path(__file__).parent
 DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
@@ -47,13 +54,19 @@ console = Console(highlight=False)
 
 ScenarioName = Annotated[str, typer.Argument(help="a scenario's name (see `list`), or the path of a Python file")]
 TopologyFile = Annotated[Path, typer.Option("--topology", help="topology file")]
-Seed = Annotated[int, typer.Option(help="decides arrivals, homes, prompts")]
-Rate = Annotated[float | None, typer.Option(min=0.001, help="requests per emulated second; default: the scenario's")]
-Duration = Annotated[float | None, typer.Option(min=0.1, help="emulated seconds of arrivals; default: the scenario's")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="decides arrivals, homes, prompts")]
+Rate = Annotated[
+    float | None, typer.Option(min=0.001, max=1e5, help="requests per emulated second; default: the scenario's")
+]
+Duration = Annotated[
+    float | None, typer.Option(min=0.1, max=1e5, help="emulated seconds of arrivals; default: the scenario's")
+]
 GenerateShare = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="share of requests that generate text")]
 ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the twin")]
-Redundancy = Annotated[float, typer.Option(min=1.0, help="memory for experts, in full-precision copies of all of them")]
-Dilation = Annotated[float, typer.Option(min=0.1, help="wall seconds per emulated second")]
+Redundancy = Annotated[
+    float, typer.Option(min=1.0, max=100.0, help="memory for experts, in full-precision copies of all of them")
+]
+Dilation = Annotated[float, typer.Option(min=0.1, max=1e3, help="wall seconds per emulated second")]
 TestbedName = Annotated[str | None, typer.Option("--testbed", help="which testbed, if several are up")]
 Results = Annotated[Path, typer.Option(help="where run directories go")]
 
@@ -76,7 +89,7 @@ def plan(
     duration: Duration = None,
     generate_share: GenerateShare = None,
     model: ModelDirectory = DEFAULT_MODEL,
-    first: Annotated[int, typer.Option(help="how many requests to print")] = 10,
+    first: Annotated[int, typer.Option(min=0, help="how many requests to print")] = 10,
 ) -> None:
     """Print both timelines of a scenario without running anything."""
     loaded = Model.load(model)
@@ -147,7 +160,7 @@ def run(
 def compare_(
     scenario: ScenarioName,
     frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
-    repeats: Annotated[int, typer.Option(min=1, help="runs per framework, with seed, seed + 1 ...")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="runs per framework, with seed, seed + 1 ...")] = 1,
     seed: Seed = 0,
     rate: Rate = None,
     duration: Duration = None,
@@ -214,7 +227,8 @@ async def _watched(comparison: Comparison, network: Network, results: Path) -> P
                 progress.remove_task(task)
 
         def say(text: str) -> None:
-            progress.console.print(text, soft_wrap=True)
+            if text:
+                progress.console.print(text, soft_wrap=True)
 
         watcher = Watcher(say=say, begin=begin, tick=tick, end=end)
 
@@ -230,7 +244,10 @@ async def _watched(comparison: Comparison, network: Network, results: Path) -> P
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, interrupt)
         try:
-            return await working
+            directory = await working
+            if not watcher.answered and not watcher.interrupted.is_set():
+                raise NothingAnsweredError(f"no request was answered; see {directory}")
+            return directory
         except asyncio.CancelledError:
             raise TestbedError("given up: the run under way was not kept") from None
 

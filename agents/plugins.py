@@ -20,6 +20,6 @@ def module_from(file: str, *, kind: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file may raise anything; the traceback is chained
+    except (Exception, SystemExit) as error:  # a user's file may raise anything; the traceback is chained
         raise TestbedError(f"{kind} file {file} does not load: {type(error).__name__}: {error}") from error
     return module

@@ -94,6 +94,8 @@ def check_plan(
     ``replicas`` holds (layer, expert, server, precision).
     """
     where = f"{framework}, layer {demand.layer}"
+    if not isinstance(plan, Plan):
+        raise FrameworkError(f"{where}: plan() returned {type(plan).__name__}, not a Plan")
     planned = sorted(choice.expert for choice in plan.choices)
     demanded = [entry.expert for entry in demand.experts]
     if planned != demanded:

@@ -25,7 +25,7 @@ def analyse(
     allow_unfaithful: Annotated[
         bool, typer.Option("--allow-unfaithful", help="Rank frameworks even if a run broke its fidelity bounds.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
     """Draw figures, write summary.md, summary.csv and report.html, and print the table."""
     # Imported late: --help and a wrong path should not wait for plotting libraries.

@@ -22,7 +22,7 @@ from agents.models.twin import Twin
 from agents.protocol import Placement
 from orchestration.fleet import Fleet
 from orchestration.host import CpuTime
-from orchestration.manifest import RESULT_FORMAT, HostFacts, describe, label, one_line, verdict_on
+from orchestration.manifest import RESULT_FORMAT, HostFacts, describe, failures, label, one_line, verdict_on
 from orchestration.player import LEAD_S, Played, Player
 from orchestration.recorder import write_json, write_run
 from orchestration.references import references
@@ -104,6 +104,7 @@ class Watcher:
     begin: Callable[[str, float, int], None] = lambda what, seconds, requests: None
     tick: Callable[[float, int], None] = lambda seconds, ended: None
     end: Callable[[], None] = lambda: None
+    answered: int = 0  # requests, in all runs
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -154,17 +155,29 @@ def _placed(name: str, cluster: Cluster, model: Model) -> Placement:
         placement = framework.place(cluster, model.profile, model.calibration)
     except TestbedError:
         raise
-    except Exception as error:  # a user's framework may raise anything; the traceback is chained
+    except (Exception, SystemExit) as error:  # a user's framework may raise anything; the traceback is chained
         raise FrameworkError(f"framework {name} cannot place: {type(error).__name__}: {error}") from error
+    if not isinstance(placement, Placement):
+        raise FrameworkError(f"framework {name}: place() returned {type(placement).__name__}, not a Placement")
     check_placement(placement, cluster, model.profile, framework=name)
     return placement
+
+
+def _end_leftovers(network: Network, watcher: Watcher) -> None:
+    """Agents of a run whose orchestrator was killed live on for some seconds and would be in the way."""
+    ended = network.end_processes()
+    if ended:
+        watcher.say(f"ended {ended} processes that an earlier run left behind")
 
 
 async def compare(comparison: Comparison, network: Network, results: Path, watcher: Watcher) -> Path:
     """Run everything and return the comparison's directory; what was collected is there even when interrupted."""
     scenario = comparison.scenario
     directory = results / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{scenario.name}"
-    directory.mkdir(parents=True)
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise TestbedError(f"results cannot be written to {directory}: {error.strerror}") from None
     summary: dict[str, Any] = {
         "format": RESULT_FORMAT,
         "scenario": scenario.name,
@@ -176,6 +189,7 @@ async def compare(comparison: Comparison, network: Network, results: Path, watch
         "finished": False,
     }
     write_json(directory / "comparison.json", summary)
+    _end_leftovers(network, watcher)
     restore(network)  # a run that was killed may have left its congestion or its dilation
     # Both take seconds: in threads, so that an interruption is heard meanwhile.
     watcher.say("measuring every link against its file")
@@ -227,6 +241,8 @@ async def compare(comparison: Comparison, network: Network, results: Path, watch
                 )
                 summary["runs"].append(name)
                 write_json(directory / "comparison.json", summary)
+                watcher.answered += manifest["counts"]["completed"]
+                watcher.say(failures(played))
                 watcher.say(one_line(name, played, episode.scenario, answers[repeat], verdict))
         finally:
             restore(network)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from orchestration.comparison import Candidate, Comparison
 
 RESULT_FORMAT = 1
+SHOWN_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +125,14 @@ def describe(
         "complaints": played.complaints,
         "complete": played.complete,
     }
+
+
+def failures(played: Played) -> str:
+    """The reasons for which requests failed, the most frequent first; nothing where none did."""
+    reasons = Counter(done.error for done in played.done.values() if done.error is not None)
+    lines = [f"{count} requests failed: {reason}" for reason, count in reasons.most_common(SHOWN_REASONS)]
+    lines += [f"agent {complaint}" for complaint in played.complaints[:SHOWN_REASONS]]
+    return "\n".join(lines)
 
 
 def one_line(name: str, played: Played, scenario: Scenario, answers: Mapping[int, Reference], verdict: Verdict) -> str:

@@ -189,6 +189,10 @@ class Player:
         while not self._interrupted.is_set() and not any(task.done() and task.exception() for task in timelines):
             now_s = self._clock.now_s()
             self._progress(now_s, len(played.done))
+            for server in self._agents.ended():
+                complaint = f"{server}: the agent ended during the run"
+                if complaint not in played.complaints:
+                    played.complaints.append(complaint)
             if now_s > give_up_s or (len(played.done) == len(scenario.requests) and now_s > scenario.duration_s):
                 return
             waits = [asyncio.ensure_future(self._interrupted.wait()), asyncio.ensure_future(self._clock_tick())]

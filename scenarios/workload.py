@@ -16,6 +16,7 @@ import random
 from collections.abc import Sequence
 
 from scenarios.timeline import Request, Setting
+from testbed.errors import TestbedError
 from testbed.topology import Node
 
 MEAN_TOKENS = 37
@@ -23,6 +24,7 @@ TOKENS_SIGMA = 0.4
 MIN_TOKENS, MAX_TOKENS = 8, 96
 OWN_DOMAIN_SHARE = 0.7
 OUTPUT_TOKENS = 8
+MAX_REQUESTS = 1_000_000
 #: Arrivals begin a moment after the start, when gossip has gone round once.
 FIRST_ARRIVAL_S = 0.5
 
@@ -30,9 +32,17 @@ FIRST_ARRIVAL_S = 0.5
 def poisson(
     setting: Setting, *, rate_per_s: float, duration_s: float, generate_share: float = 0.0
 ) -> tuple[Request, ...]:
-    """The request timeline of (1) to (4); ValueError for a rate or duration that is not positive."""
+    """The request timeline of (1) to (4).
+
+    ValueError for a rate or duration that is not positive, TestbedError for more requests than a run can play.
+    """
     if not (rate_per_s > 0 and duration_s > 0):
         raise ValueError(f"rate and duration must be positive, not {rate_per_s} and {duration_s}")
+    if rate_per_s * duration_s > MAX_REQUESTS:
+        raise TestbedError(
+            f"{rate_per_s:g} requests/s for {duration_s:g} s are some {rate_per_s * duration_s:g} requests; "
+            f"a run plays at most {MAX_REQUESTS}"
+        )
     draw = random.Random(f"requests {setting.seed}")  # noqa: S311 - a simulation's draws, not a secret
     servers = setting.topology.servers
     weights = [node.users for node in servers]

@@ -101,6 +101,12 @@ class Ledger:
         """The recorded processes of a kind."""
         return [OwnedProcess(pid=int(str(e["pid"])), started=int(str(e["started"]))) for e in self.entries(kind)]
 
+    def end_processes(self) -> int:
+        """End the programs that were started on nodes and still run; how many those were."""
+        running = [process for process in self.processes("process") if process.alive()]
+        _kill(running)
+        return len(running)
+
     @property
     def complete(self) -> bool:
         """Whether ``up`` came to its end."""

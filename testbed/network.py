@@ -145,6 +145,10 @@ class Network:
         self._ledger.record_process("process", process.pid)
         return process
 
+    def end_processes(self) -> int:
+        """End the programs that ``popen`` started, here or in a process that is gone; how many still ran."""
+        return self._ledger.end_processes()
+
     def enter(self, node: str, argv: Sequence[str]) -> list[str]:
         """The command that runs ``argv`` on a node, for a person who wants to look around there."""
         return self._sandbox(node).command(argv)

@@ -52,7 +52,7 @@ def _instantiate(factory: Callable[[Mapping[str, Any]], Any], options: Mapping[s
         return cast(Framework, factory(options))
     except FrameworkError:
         raise
-    except Exception as error:  # a user's class may raise anything; the traceback is chained
+    except (Exception, SystemExit) as error:  # a user's class may raise anything; the traceback is chained
         raise FrameworkError(f"framework {name} cannot be created: {type(error).__name__}: {error}") from error
 
 

@@ -34,7 +34,7 @@ def network(run_root: Path) -> Iterator[Network]:
 
 def start(results: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*COMMAND, *arguments, "--results", str(results)],
+        [*COMMAND, *arguments, *([] if "--results" in arguments else ["--results", str(results)])],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -121,6 +121,13 @@ def test_agents_end_when_their_orchestrator_is_killed(network: Network, tmp_path
     process.kill()
     finish(process)
 
+    # Without waiting for them to notice, the next run takes their place.
+    again = start(
+        tmp_path / "again", "run", "steady_load", "--framework", "edgeshard", "--duration", "1", "--rate", "2"
+    )
+    output = finish(again)
+    assert again.returncode == 0, output
+    assert "that an earlier run left behind" in output
     wait_for(lambda: network.status().processes == 0, timeout_s=40.0)
 
 
@@ -144,6 +151,8 @@ def test_a_second_run_on_the_same_testbed_is_refused(network: Network, tmp_path:
         (["--framework", "nothing.py"], "there is no framework file nothing.py"),
         (["--model", "nowhere"], "nowhere/model.json"),
         (["--testbed", "other"], "testbed 'other' is not up"),
+        (["--results", "/proc/nowhere"], "results cannot be written to /proc/nowhere"),
+        (["--rate", "90000", "--duration", "90000"], "a run plays at most"),
     ],
 )
 def test_bad_input_is_one_message_and_leaves_nothing_behind(
@@ -177,3 +186,19 @@ def command_line(pid: int) -> list[str]:
 def server_of(pid: int) -> str:
     words = command_line(pid)
     return words[words.index("--server") + 1] if "--server" in words else ""
+
+
+def test_a_run_in_which_nothing_was_answered_says_why_and_fails(network: Network, tmp_path: Path) -> None:
+    file = tmp_path / "nonsense.py"
+    file.write_text(
+        "from agents.frameworks.base import BaseFramework\n\n\nclass Nonsense(BaseFramework):\n"
+        "    name = 'nonsense'\n\n    def plan(self, demand, view):\n        return 42\n"
+    )
+    process = start(
+        tmp_path / "results", "run", "steady_load", "--framework", str(file), "--duration", "1", "--rate", "2"
+    )
+    output = finish(process)
+
+    assert process.returncode == 1
+    assert "requests failed: nonsense, layer 0: plan() returned int, not a Plan" in output
+    assert "error: no request was answered" in output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import os
 import random
 import time
 from pathlib import Path
@@ -258,3 +259,9 @@ def test_a_damaged_file_is_refused_or_read_and_never_breaks_the_loader(seed: int
 def test_the_examples_of_the_modules_hold() -> None:
     assert doctest.testmod(load).failed == 0
     assert doctest.testmod(topology).failed == 0
+
+
+def test_a_named_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TopologyError, match="not a regular file"):
+        load_topology(tmp_path / "pipe")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from agents.models.calibrate import Calibration, measure
 from agents.models.loader import tensor_shapes
 from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts, cut_rows, read_tokenizer
-from agents.models.spec import ModelSpec
+from agents.models.spec import MIXTRAL_TWIN, ModelSpec
 from agents.models.twin import Twin
 from testbed.errors import TestbedError
 
@@ -200,3 +201,19 @@ def test_mixtral_has_its_published_sizes() -> None:
 def test_an_unknown_profile_is_refused_with_the_known_names() -> None:
     with pytest.raises(TestbedError, match="no profile of a model 'gpt'; known are mixtral-8x7b"):
         ModelProfile.load("gpt")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"heads": 0}, "heads is 0"),
+        ({"heads": 3}, "heads is 3"),
+        ({"layers": 10**12}, "layers is 1000000000000"),
+        ({"context": 10**8}, "context is 100000000"),
+        ({"top_k": 9}, "top_k is 9; there are 8 experts"),
+        ({"norm_eps": 0.0}, "norm_eps"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused_by_field(change: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        dataclasses.replace(MIXTRAL_TWIN, **change)  # type: ignore[arg-type]

@@ -62,6 +62,11 @@ def test_a_rate_or_duration_that_is_not_positive_is_refused(rate: float, duratio
         poisson(SETTING, rate_per_s=rate, duration_s=duration)
 
 
+def test_more_requests_than_a_run_can_play_are_refused_before_they_are_made() -> None:
+    with pytest.raises(TestbedError, match="a run plays at most"):
+        poisson(SETTING, rate_per_s=1e5, duration_s=1e5)
+
+
 def test_congestion_hits_the_links_between_metros_and_restores_every_one() -> None:
     links = links_between_metros(SETTING.topology)
     metro = {node.name: node.metro for node in SETTING.topology.nodes}
