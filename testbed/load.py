@@ -33,7 +33,7 @@ __all__ = ["Problem", "TopologyError", "load_topology", "parse_topology"]
 def load_topology(path: str | Path) -> Topology:
     """The topology in the file at ``path``; TopologyError lists everything that is wrong with it."""
     filename = str(path)
-    if Path(path).is_fifo() or Path(path).is_char_device():
+    if Path(path).is_fifo():
         raise _unreadable(filename, "not a regular file")  # reading it might never end
     try:
         with Path(path).open("rb") as file:
