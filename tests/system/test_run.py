@@ -162,7 +162,7 @@ def test_bad_input_is_one_message_and_leaves_nothing_behind(
     output = finish(process)
 
     assert process.returncode == 2
-    assert output.startswith("error: ")
+    assert output.strip().startswith("error: ")
     assert len(output.strip().splitlines()) == 1
     assert expected in output
     assert not (tmp_path / "results").exists()
