@@ -25,13 +25,6 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{decimals}f}"
 
 
-def signed(value: float | None, digits: int = 3) -> str:
-    """The same with its sign, for changes."""
-    if value is None:
-        return NONE
-    return ("+" if value > 0 else "−" if value < 0 else "±") + number(abs(value), digits)
-
-
 def percent_change(value: float | None) -> str:
     """A relative change in per cent with its sign and one decimal: 0.4 is ``+40.0 %``."""
     return NONE if value is None else f"{100 * value:+.1f} %".replace("-", "−")

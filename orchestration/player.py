@@ -50,10 +50,6 @@ class Links(Protocol):
         """Give one direction new values; returns what was applied."""
         ...
 
-    def shaping(self) -> Mapping[tuple[str, str], Direction]:
-        """What is in force, by (link, source), read back from the shaper."""
-        ...
-
     def counters(self) -> Sequence[DirectionReport]:
         """Totals of every direction."""
         ...

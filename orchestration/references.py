@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,17 +25,15 @@ def references(
     twin: Twin,
     requests: Sequence[Request],
     prompts: Mapping[int, Sequence[int]],
-    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[int, Reference]:
     """References of all requests by number; equal prompts are computed once."""
     known: dict[tuple[tuple[int, ...], int], Reference] = {}
     found = {}
-    for done, request in enumerate(requests, start=1):
+    for request in requests:
         key = (tuple(prompts[request.number]), request.output_tokens)
         if key not in known:
             known[key] = _reference(twin, *key)
         found[request.number] = known[key]
-        progress(done)
     return found
 
 

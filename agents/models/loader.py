@@ -32,11 +32,6 @@ def read_spec(directory: Path) -> ModelSpec:
     return _model_file(directory).spec
 
 
-def read_training(directory: Path) -> dict[str, Any]:
-    """How the weights came about: seed, steps, corpus fingerprint."""
-    return _model_file(directory).training
-
-
 def read_weights(directory: Path, spec: ModelSpec) -> dict[str, npt.NDArray[np.float32]]:
     """All tensors of the model as float32; every name and shape must be the one that ``spec`` asks for."""
     path = directory / WEIGHTS_FILE
