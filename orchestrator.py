@@ -13,6 +13,9 @@ import asyncio
 import selectors
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,13 +25,17 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from agents.frameworks.registry import FRAMEWORKS, create
 from orchestration.catalogue import builder, scenario_names
-from orchestration.comparison import Comparison, Model, Watcher, compare, prepare
-from orchestration.fleet import only_run
+from orchestration.comparison import Comparison, prepare
 from orchestration.manifest import label
+from orchestration.models import Model
+from orchestration.session import compare
+from orchestration.simulation import Simulation
+from orchestration.stage import Stage, Watcher
 from scenarios.timeline import Scenario, Setting, render
+from testbed import capabilities
 from testbed.errors import TestbedError
 from testbed.load import load_topology
-from testbed.network import Network
+from testbed.simulation.loop import VirtualLoop
 from testbed.topology import Topology
 
 
@@ -43,6 +50,15 @@ DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
 DEFAULT_DILATION = 5.0
+
+
+class Backend(StrEnum):
+    """Where runs are played."""
+
+    AUTO = "auto"  # netns where packets are possible, else sim
+    NETNS = "netns"
+    SIM = "sim"
+
 
 app = typer.Typer(
     add_completion=False,
@@ -67,6 +83,12 @@ Redundancy = Annotated[
     float, typer.Option(min=1.0, max=100.0, help="memory for experts, in full-precision copies of all of them")
 ]
 Dilation = Annotated[float, typer.Option(min=0.1, max=1e3, help="wall seconds per emulated second")]
+BackendName = Annotated[
+    Backend, typer.Option("--backend", help="packets on a testbed that is up, virtual time, or what is possible")
+]
+SimulatedTopology = Annotated[
+    Path | None, typer.Option("--topology", help="topology file, in virtual time; a testbed has its own")
+]
 TestbedName = Annotated[str | None, typer.Option("--testbed", help="which testbed, if several are up")]
 Results = Annotated[Path, typer.Option(help="where run directories go")]
 
@@ -136,6 +158,8 @@ def run(
     dilation: Dilation = DEFAULT_DILATION,
     redundancy: Redundancy = 2.0,
     model: ModelDirectory = DEFAULT_MODEL,
+    backend: BackendName = Backend.AUTO,
+    topology: SimulatedTopology = None,
     testbed: TestbedName = None,
     results: Results = Path("results"),
 ) -> None:
@@ -151,6 +175,8 @@ def run(
         dilation=dilation,
         redundancy=redundancy,
         model=model,
+        backend=backend,
+        topology=topology,
         testbed=testbed,
         results=results,
     )
@@ -168,6 +194,8 @@ def compare_(
     dilation: Dilation = DEFAULT_DILATION,
     redundancy: Redundancy = 2.0,
     model: ModelDirectory = DEFAULT_MODEL,
+    backend: BackendName = Backend.AUTO,
+    topology: SimulatedTopology = None,
     testbed: TestbedName = None,
     results: Results = Path("results"),
 ) -> None:
@@ -177,32 +205,61 @@ def compare_(
         create(name)  # a name that is wrong is said before anything else is looked at
     build = builder(scenario)
     loaded = Model.load(model)
-    network = Network.attach(testbed)
-    try:
-        seeds = range(seed, seed + repeats)
+    with _stage(backend, loaded, topology, testbed) as (stage, found, loop):
         prepared = prepare(
             scenarios={
-                each: build(_setting(network.topology, loaded, each, rate, duration, generate_share)) for each in seeds
+                each: build(_setting(found, loaded, each, rate, duration, generate_share))
+                for each in range(seed, seed + repeats)
             },
-            topology=network.topology,
+            topology=found,
             model=loaded,
             frameworks=names,
-            dilation=dilation,
+            dilation=1.0 if stage.backend == "sim" else dilation,
             redundancy=redundancy,
         )
-        # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
-        loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-        try:
-            with only_run(network.directory):
-                directory = loop.run_until_complete(_watched(prepared, network, results))
-        finally:
-            loop.close()
-    finally:
-        network.close()
+        directory = loop.run_until_complete(_watched(prepared, stage, results))
     console.print(f"results in {directory}; draw them with `make plots`")
 
 
-async def _watched(comparison: Comparison, network: Network, results: Path) -> Path:
+@contextmanager
+def _stage(
+    backend: Backend, model: Model, topology: Path | None, testbed: str | None
+) -> Iterator[tuple[Stage, Topology, asyncio.AbstractEventLoop]]:
+    """Where to play, what lies there, and the loop to play on."""
+    if backend == Backend.AUTO and testbed is None and topology is None:
+        missing = capabilities.missing_for_netns()
+        if missing:
+            lacks = "; ".join(f"{each.name}: {each.detail}" for each in missing)
+            console.print(f"packets cannot be emulated here ({lacks}): simulating in virtual time", soft_wrap=True)
+            backend = Backend.SIM
+    if backend == Backend.SIM or (backend == Backend.AUTO and topology is not None):
+        if testbed is not None:
+            raise TestbedError("--testbed names a testbed that is up; --backend sim needs none")
+        found = load_topology(topology or DEFAULT_TOPOLOGY)
+        virtual = VirtualLoop()
+        try:
+            yield Simulation(found, model, virtual), found, virtual
+        finally:
+            virtual.close()
+        return
+    if topology is not None:
+        raise TestbedError("a testbed that is up has its own topology; --topology goes with --backend sim")
+    from orchestration.emulation import Emulation
+    from orchestration.fleet import only_run
+    from testbed.network import Network
+
+    network = Network.attach(testbed)
+    # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    try:
+        with only_run(network.directory):
+            yield Emulation(network), network.topology, loop
+    finally:
+        loop.close()
+        network.close()
+
+
+async def _watched(comparison: Comparison, stage: Stage, results: Path) -> Path:
     loop = asyncio.get_running_loop()
     columns = (
         TextColumn("{task.description}"),
@@ -232,7 +289,7 @@ async def _watched(comparison: Comparison, network: Network, results: Path) -> P
 
         watcher = Watcher(say=say, begin=begin, tick=tick, end=end)
 
-        working = asyncio.ensure_future(compare(comparison, network, results, watcher))
+        working = asyncio.ensure_future(compare(comparison, stage, results, watcher))
 
         def interrupt() -> None:
             if watcher.interrupted.is_set():

@@ -19,9 +19,9 @@ from agents.errors import FrameworkError
 from agents.frameworks.base import Framework, View
 from agents.frameworks.registry import create
 from agents.home import Home
+from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
-from agents.models.twin import Twin
 from agents.protocol import (
     GOSSIP_INTERVAL_S,
     Answer,
@@ -154,7 +154,7 @@ class _Run:
             reason = f"{self.command.framework} cannot begin: {type(error).__name__}: {error}"
             raise FrameworkError(reason) from error
 
-    def _warm_up(self, twin: Twin) -> None:
+    def _warm_up(self, twin: Arithmetic) -> None:
         """Prepare the weights of every copy held here, so that the first request does not pay for it."""
         nothing = np.zeros((1, twin.spec.width), dtype=np.float32)
         for copy in self.command.placement.replicas:
@@ -183,7 +183,7 @@ class Agent:
         server: str,
         clock: RunClock,
         transport: ConnectableTransport,
-        twin: Twin,
+        twin: Arithmetic,
         profile: ModelProfile,
         calibration: Calibration,
         report: Callable[[Report], None],

@@ -57,3 +57,35 @@ class WallClock:
         remaining_s = (when_s - self.now_s()) * self.dilation
         if remaining_s > 0:
             await asyncio.sleep(remaining_s)
+
+
+class VirtualClock:
+    """Emulated time that is the time of an event loop which does not wait: the simulator's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def rebase(self, *, origin_s: float, dilation: float) -> None:
+        """A run begins: ValueError unless emulated and the loop's seconds are the same."""
+        if origin_s != 0 or dilation != 1:
+            raise ValueError(f"virtual time begins at 0 and is never stretched, not at {origin_s} by {dilation}")
+
+    def now_s(self) -> float:
+        """Emulated seconds since the start of the run."""
+        return self._loop.time()
+
+    async def sleep_until_s(self, when_s: float) -> None:
+        """Return exactly at ``when_s``; at once if that moment has passed."""
+        if when_s <= self._loop.time():
+            return
+        woken = self._loop.create_future()
+        timer = self._loop.call_at(when_s, _wake, woken)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

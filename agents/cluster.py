@@ -6,6 +6,8 @@ network's path, nominally.  Live values come from telemetry (``agents.frameworks
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from testbed.paths import Paths
@@ -20,7 +22,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     home_share: float  # share of the requests that arrive here, in [0, 1]; shares of a cluster add up to 1
 
 
-class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # the dict holds what is cached; not on the wire
     """All servers, in topology order, and the nominal path between every two of them."""
 
     servers: tuple[Server, ...]
@@ -30,14 +32,21 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_request: int  # expected, for placement
     redundancy: float  # memory that a placement may use, in units of all experts once in full precision
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Server names, in order."""
         return tuple(server.name for server in self.servers)
 
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: position for position, name in enumerate(self.names)}
+
     def index(self, name: str) -> int:
         """Position of a server; ValueError if there is none of that name."""
-        return self.names.index(name)
+        try:
+            return self._positions[name]
+        except KeyError:
+            raise ValueError(f"no server {name}") from None
 
     def transfer_s(self, source: int, target: int, size_bytes: float) -> float:
         """Time of a message on the idle path between two servers given by position; 0 within one server."""
@@ -61,8 +70,8 @@ def cluster_of(
     names = [node.name for node in nodes]
     return Cluster(
         servers=tuple(servers),
-        delay_s=tuple(tuple(0.0 if a == b else paths.delay_s(a, b) for b in names) for a in names),
-        rate_bps=tuple(tuple(float("inf") if a == b else paths.bottleneck_bps(a, b) for b in names) for a in names),
+        delay_s=paths.delays_s(names),
+        rate_bps=paths.bottlenecks_bps(names),
         arrival_rate_per_s=arrival_rate_per_s,
         tokens_per_request=tokens_per_request,
         redundancy=redundancy,

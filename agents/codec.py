@@ -34,6 +34,10 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     body: Body
 
 
+#: ZMTP 3: flags and length in front of every frame.
+SHORT_FRAME_BYTES, LONG_FRAME_BYTES, LONGEST_SHORT_FRAME_BYTES = 2, 9, 255
+LARGEST_USUAL_ENVELOPE_BYTES = 8192
+
 _encoder = msgspec.msgpack.Encoder()
 _envelope_decoder = msgspec.msgpack.Decoder(_Envelope)
 _zeros = memoryview(bytes(1 << 22))
@@ -63,6 +67,30 @@ def encode(message: Message) -> list[bytes | memoryview]:
         frames.append(_zeros[: min(missing_bytes, len(_zeros))])
         missing_bytes -= len(_zeros)
     return frames
+
+
+def wire_bytes(message: Message) -> int:
+    """What the frames of a message weigh on a ZeroMQ connection, without making them.
+
+    Of messages that are padded anyway the envelope is not looked at: up to 7 bytes too many.
+    """
+    arrays = [array.nbytes for array in message.arrays]
+    real_bytes = sum(arrays)
+    framing_bytes = len(MAGIC) + SHORT_FRAME_BYTES + sum(map(_framing_bytes, arrays))
+    if message.size_bytes - real_bytes > LARGEST_USUAL_ENVELOPE_BYTES:
+        chunks = -(-(message.size_bytes - real_bytes) // len(_zeros))
+        return message.size_bytes + framing_bytes + (1 + chunks) * LONG_FRAME_BYTES
+    shapes = [list(array.shape) for array in message.arrays]
+    envelope = _Envelope(message.run, message.source, message.sent_s, message.size_bytes, shapes, message.body)
+    real_bytes += (envelope_bytes := len(_encoder.encode(envelope)))
+    framing_bytes += _framing_bytes(envelope_bytes)
+    if message.size_bytes <= real_bytes:
+        return real_bytes + framing_bytes
+    return message.size_bytes + framing_bytes + _framing_bytes(message.size_bytes - real_bytes)
+
+
+def _framing_bytes(frame_bytes: int) -> int:
+    return SHORT_FRAME_BYTES if frame_bytes <= LONGEST_SHORT_FRAME_BYTES else LONG_FRAME_BYTES
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> Message:

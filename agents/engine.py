@@ -20,8 +20,9 @@ from agents.experts import ExpertRunner
 from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, View
 from agents.frameworks.cost import head_s
 from agents.gather import Gather, Residual
+from agents.models.arithmetic import Arithmetic, Cache
 from agents.models.reference import digest, next_token_nll
-from agents.models.twin import KeyValueCache, Twin, finish
+from agents.models.twin import finish
 from agents.protocol import (
     TOKEN_ID_BYTES,
     Advance,
@@ -55,7 +56,7 @@ class Engine:
         device: Device,
         clock: Clock,
         channel: Channel,
-        twin: Twin,
+        twin: Arithmetic,
         store: ExpertStore,
         framework: Framework,
         view: View,
@@ -79,7 +80,7 @@ class Engine:
             (copy.layer, copy.expert, copy.server, copy.precision) for copy in view.placement.replicas
         )
         self._gathers: dict[tuple[int, int, int], Gather] = {}
-        self._caches: dict[int, tuple[float, dict[int, KeyValueCache]]] = {}  # request -> deadline, layer -> cache
+        self._caches: dict[int, tuple[float, dict[int, Cache]]] = {}  # request -> deadline, layer -> cache
         self._tasks: set[asyncio.Task[None]] = set()
         self.lane = SerialLane(clock)
         self._experts = ExpertRunner(server=server, lane=self.lane, store=store, twin=twin, view=view)
@@ -380,7 +381,7 @@ class Engine:
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
-    def _cache(self, ticket: Ticket, layer: int) -> KeyValueCache | None:
+    def _cache(self, ticket: Ticket, layer: int) -> Cache | None:
         """The KV cache of a layer, which stays at the server that aggregated it in the first pass."""
         if ticket.kind == "score":
             return None

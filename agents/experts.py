@@ -14,7 +14,8 @@ import numpy as np
 
 from agents.device import SerialLane
 from agents.frameworks.base import View
-from agents.models.twin import Twin, contribution
+from agents.models.arithmetic import Arithmetic
+from agents.models.twin import contribution
 from agents.protocol import Array, ExpertCall
 from agents.routing import Batch
 from agents.store import ExpertStore
@@ -23,7 +24,7 @@ from agents.store import ExpertStore
 class ExpertRunner:
     """The experts of one server, on its device."""
 
-    def __init__(self, *, server: str, lane: SerialLane, store: ExpertStore, twin: Twin, view: View) -> None:
+    def __init__(self, *, server: str, lane: SerialLane, store: ExpertStore, twin: Arithmetic, view: View) -> None:
         self._server = server
         self._lane = lane
         self._store = store

@@ -5,6 +5,9 @@
 >>> routed = Routed.of(Gate(hidden=np.zeros((2, 64), np.float32), experts=chosen, weights=weights), experts=4)
 >>> [(entry.expert, bin(entry.rows), entry.gate_share) for entry in routed.demands]
 [(0, '0b1', 0.375), (1, '0b10', 0.25), (2, '0b11', 0.375)]
+
+Twins decide anew each time.  A replay gives the same gate again for the same tokens; such a gate has a ``memo``, and
+what is derived from it is derived once.  Nobody changes a ``Routed`` or a ``Batch``, so both may be shared.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from agents.errors import FrameworkError
 from agents.frameworks.base import Choice, Demand, ExpertDemand, Plan
 from agents.models.twin import Gate
 from agents.protocol import Array, ExpertCall
+
+#: Batches kept for one repeated gate.  A framework splits a layer in few ways; the bound only guards memory.
+BATCHES_KEPT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,35 +44,53 @@ class Routed:
     lines: dict[int, Array]  # expert -> tokens that chose it, ascending
     weights: dict[int, Array]  # expert -> their gate weights
     masks: Array  # (experts, tokens) bool
+    batches: dict[tuple[tuple[int, str], ...], Batch] | None = None  # of a gate that comes again
 
     @classmethod
     def of(cls, gate: Gate, *, experts: int) -> Routed:
         """Sort the gate's decisions by expert; within an expert, tokens keep their order."""
-        shares = np.bincount(gate.experts.ravel(), gate.weights.ravel(), minlength=experts)
-        shares = (shares / (shares.sum() or 1.0)).tolist()
-        masks = np.zeros((experts, len(gate.hidden)), dtype=bool)
-        assignments = gate.assignments()
-        for part in assignments:
-            masks[part.expert, part.tokens] = True
-        packed = np.packbits(masks, axis=1, bitorder="little")
-        demands = tuple(
-            ExpertDemand(
-                expert=part.expert,
-                rows=int.from_bytes(packed[part.expert].tobytes(), "little"),
-                tokens=len(part.tokens),
-                gate_share=shares[part.expert],
-            )
-            for part in assignments
-        )
-        return cls(
-            demands=demands,
-            lines={part.expert: part.tokens for part in assignments},
-            weights={part.expert: part.weights for part in assignments},
-            masks=masks,
-        )
+        if gate.memo is None:
+            return cls._sorted(gate, experts, None)
+        found: Routed | None = gate.memo.get(experts)
+        if found is None:
+            found = gate.memo[experts] = cls._sorted(gate, experts, {})
+        return found
 
     def batch(self, choices: Sequence[Choice]) -> Batch:
         """The work of one server under these choices; each token's hidden state stands in it once."""
+        if self.batches is None:
+            return self._batch(choices)
+        key = tuple([(choice.expert, choice.precision) for choice in choices])
+        found = self.batches.get(key)
+        if found is None:
+            if len(self.batches) >= BATCHES_KEPT:
+                self.batches.clear()
+            found = self.batches[key] = self._batch(choices)
+        return found
+
+    @classmethod
+    def _sorted(cls, gate: Gate, experts: int, batches: dict[tuple[tuple[int, str], ...], Batch] | None) -> Routed:
+        tokens, top_k = gate.experts.shape
+        chosen, chosen_weights = gate.experts.ravel(), gate.weights.ravel()
+        order = chosen.argsort(kind="stable")
+        lines, weights = order // top_k, chosen_weights[order]
+        shares = np.bincount(chosen, chosen_weights, minlength=experts)
+        shares = (shares / (shares.sum() or 1.0)).tolist()
+        masks = np.zeros((experts, tokens), dtype=bool)
+        masks[chosen[order], lines] = True
+        packed = np.packbits(masks, axis=1, bitorder="little")
+        bits, width = packed.tobytes(), packed.shape[1]
+        demands, lines_of, weights_of, start = [], {}, {}, 0
+        # One plain loop: this runs for every layer of every pass, and eight calls of numpy cost more than all of it.
+        for expert, end in enumerate(np.bincount(chosen, minlength=experts).cumsum().tolist()):
+            if end > start:
+                rows = int.from_bytes(bits[expert * width : (expert + 1) * width], "little")
+                demands.append(ExpertDemand(expert=expert, rows=rows, tokens=end - start, gate_share=shares[expert]))
+                lines_of[expert], weights_of[expert] = lines[start:end], weights[start:end]
+                start = end
+        return cls(demands=tuple(demands), lines=lines_of, weights=weights_of, masks=masks, batches=batches)
+
+    def _batch(self, choices: Sequence[Choice]) -> Batch:
         sent = self.masks[[choice.expert for choice in choices]].any(axis=0)
         line_of = np.cumsum(sent, dtype=np.int32) - 1  # token -> its line in the matrix of tokens sent
         calls = [

@@ -90,7 +90,12 @@ def _disturbance(comparison: Comparison, names: list[str], seed: int) -> list[st
 
 def _quality(comparison: Comparison, summary: Summary) -> list[str]:
     said = []
-    exact = [name for name, found in summary.estimates.items() if found["exact_share"].value == 1.0]
+    # The logits of a replayed trace are bit for bit the same in any precision: they say nothing of quality.
+    estimates = {name: found for name, found in summary.estimates.items() if found["exact_share"].value is not None}
+    measured = {name: found for name, found in estimates.items() if found["top1_agreement"].value is not None}
+    if estimates and not measured:
+        said.append("Quality was not measured: the model's routing was replayed from a trace, without its arithmetic.")
+    exact = [name for name, found in measured.items() if found["exact_share"].value == 1.0]
     if exact:
         said.append(
             f"Bit for bit the logits of the full-precision reference in every completed request: {_listed(exact)}."

@@ -19,7 +19,7 @@ import zmq
 
 from agents.codec import decode_report, encode_management
 from agents.protocol import Collected, Command, Ping, Ready, Refused, Report, Stop
-from testbed.errors import TestbedError
+from orchestration.errors import FleetError
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 5.0
@@ -52,10 +52,6 @@ class Sandboxes(Protocol):
         ...
 
 
-class FleetError(TestbedError):
-    """Agents that do not start, refuse a run, or have ended."""
-
-
 @contextmanager
 def only_run(run_directory: Path) -> Iterator[None]:
     """One run at a time on one testbed: a second one would take the first one's agents and links away."""
@@ -85,6 +81,7 @@ class Fleet:
         self._router.set(zmq.LINGER, 500)
         self._router.set(zmq.SNDHWM, 0)
         self._router.set(zmq.RCVHWM, 0)
+        self.killed: set[str] = set()  # servers whose agent was ended by ``kill``
         self._fd = -1
         self._pings: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[Report]] = {}
@@ -97,19 +94,8 @@ class Fleet:
         self._fd = int(self._router.get(zmq.FD))
         loop.add_reader(self._fd, self._drain)
         try:
-            environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-            ready = [self._expect(server) for server in self.servers]
-            for server in self.servers:
-                argv = [sys.executable, "-m", "agents.main", "--server", server]
-                argv += ["--management", self._endpoint, "--model", str(self._model)]
-                self._processes[server] = self._sandboxes.popen(
-                    server,
-                    argv,
-                    log=self._logs / f"{server}.log",
-                    env=environment,
-                )
+            await self.restart()
             self._pings = asyncio.ensure_future(self._ping())
-            await self._all(ready, timeout_s=START_TIMEOUT_S, doing="start")
         except BaseException:
             await self._close()
             raise
@@ -117,6 +103,24 @@ class Fleet:
 
     async def __aexit__(self, *_: object) -> None:
         await self._close()
+
+    async def restart(self) -> None:
+        """Start the agents that do not run; FleetError when one cannot."""
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        missing = [server for server in self.servers if server not in self._processes or server in self.ended()]
+        ready = [self._expect(server) for server in missing]
+        for server in missing:
+            argv = [sys.executable, "-m", "agents.main", "--server", server]
+            argv += ["--management", self._endpoint, "--model", str(self._model)]
+            log = self._logs / f"{server}.log"
+            self._processes[server] = self._sandboxes.popen(server, argv, log=log, env=environment)
+        self.killed.clear()
+        await self._all(ready, timeout_s=START_TIMEOUT_S, doing="start")
+
+    def kill(self, server: str) -> None:
+        """End an agent at once, as a server fails that loses its power; ``restart`` brings it back."""
+        self.killed.add(server)
+        self._processes[server].kill()
 
     def send(self, server: str, command: Command) -> None:
         """Tell one agent; a command to an agent that has ended is lost."""
@@ -146,7 +150,7 @@ class Fleet:
         return {server: future.result() for server, future in waiting.items() if future.done()}
 
     def ended(self) -> list[str]:
-        """Servers whose agent process has ended."""
+        """Servers whose agent process has ended, by itself or by ``kill``."""
         return [server for server, process in self._processes.items() if process.poll() is not None]
 
     def log_of(self, server: str) -> str:

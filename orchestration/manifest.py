@@ -19,10 +19,10 @@ from orchestration.player import Played
 from orchestration.references import Reference
 from scenarios.timeline import Scenario
 from testbed.topology import Direction
-from testbed.verify import LinkMeasurement
 
 if TYPE_CHECKING:
     from orchestration.comparison import Candidate, Comparison
+    from testbed.verify import LinkMeasurement
 
 RESULT_FORMAT = 1
 SHOWN_REASONS = 3
@@ -33,6 +33,7 @@ class HostFacts:
     """What was measured of the host and the network around one run."""
 
     started_at: datetime
+    wall_s: float  # what the run took
     host_busy: float  # share of all cores, in [0, 1]
     relay_p99_s: float  # emulated seconds
     shaping: Mapping[tuple[str, str], Direction]  # read back before the first request
@@ -77,6 +78,7 @@ def describe(
     candidate: Candidate,
     repeat: int,
     name: str,
+    backend: str,
     played: Played,
     facts: HostFacts,
     calibration: Sequence[LinkMeasurement],
@@ -89,6 +91,7 @@ def describe(
     return {
         "format": RESULT_FORMAT,
         "run_id": name,
+        "backend": backend,
         "scenario": scenario.name,
         "framework": label(candidate.name),
         "repeat": repeat,
@@ -97,6 +100,7 @@ def describe(
         "duration_s": scenario.duration_s,
         "arrival_rate_per_s": scenario.arrival_rate_per_s,
         "dilation": comparison.dilation,
+        "wall_s": facts.wall_s,
         "slo_s": scenario.slo_s,
         "deadline_s": scenario.deadline_s,
         "quality_budget": scenario.quality_budget,

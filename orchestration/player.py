@@ -27,7 +27,7 @@ from agents.protocol import (
     Start,
     Submit,
 )
-from scenarios.timeline import LinkChange, Request, Scenario
+from scenarios.timeline import LinkChange, Request, Scenario, ServerFailure
 from testbed.shaping.base import DirectionReport
 from testbed.topology import Direction, Topology
 
@@ -74,15 +74,19 @@ class Agents(Protocol):
         ...
 
     def ended(self) -> list[str]:
-        """Servers whose agent has ended."""
+        """Servers whose agent has ended, by itself or by ``kill``."""
+        ...
+
+    def kill(self, server: str) -> None:
+        """End an agent at once, as a server fails that loses its power."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A link change that was made."""
+    """Something of the scenario that was done."""
 
-    change: LinkChange
+    change: LinkChange | ServerFailure
     actual_s: float
 
 
@@ -96,7 +100,7 @@ class Played:
     links: list[dict[str, Any]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     collected: dict[str, Collected] = field(default_factory=dict)
-    ended_agents: list[str] = field(default_factory=list)
+    ended_agents: list[str] = field(default_factory=list)  # although the scenario did not want it
     complaints: list[str] = field(default_factory=list)  # of agents, beside failed requests
     complete: bool = False
 
@@ -160,7 +164,8 @@ class Player:
         """Run both timelines to their end, or to the interruption, and collect."""
         self._counted = {(entry.link, entry.source): entry for entry in self._links.counters()}
         tasks = [
-            asyncio.ensure_future(work) for work in (self._submit_all(), self._change_links(), self._sample_links())
+            asyncio.ensure_future(work)
+            for work in (self._submit_all(), self._change_links(), self._fail_servers(), self._sample_links())
         ]
         try:
             await self._until_over(tasks)
@@ -174,7 +179,7 @@ class Player:
         self._sample_links_once()  # what has passed since the last sample
         reports = await self._agents.collect(Collect(), timeout_s=COLLECT_TIMEOUT_S)
         self.played.collected = {server: report for server, report in reports.items() if isinstance(report, Collected)}
-        self.played.ended_agents = self._agents.ended()
+        self.played.ended_agents = self._ended()
         self.played.complete = not self._interrupted.is_set()
         return self.played
 
@@ -185,16 +190,27 @@ class Player:
         while not self._interrupted.is_set() and not any(task.done() and task.exception() for task in timelines):
             now_s = self._clock.now_s()
             self._progress(now_s, len(played.done))
-            for server in self._agents.ended():
+            for server in self._ended():
                 complaint = f"{server}: the agent ended during the run"
                 if complaint not in played.complaints:
                     played.complaints.append(complaint)
-            if now_s > give_up_s or (len(played.done) == len(scenario.requests) and now_s > scenario.duration_s):
+            if now_s > give_up_s or (now_s > scenario.duration_s and self._all_done()):
                 return
             waits = [asyncio.ensure_future(self._interrupted.wait()), asyncio.ensure_future(self._clock_tick())]
             _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in pending:
                 wait.cancel()
+
+    def _all_done(self) -> bool:
+        """Whether every request has ended whose home is still there to say so."""
+        silent = set(self._agents.ended())
+        done = self.played.done
+        return all(request.number in done or request.home in silent for request in self._scenario.requests)
+
+    def _ended(self) -> list[str]:
+        """Servers whose agent has ended although the scenario did not want it."""
+        wanted = {event.change.server for event in self.played.events if isinstance(event.change, ServerFailure)}
+        return [server for server in self._agents.ended() if server not in wanted]
 
     async def _clock_tick(self) -> None:
         await self._clock.sleep_until_s(self._clock.now_s() + LINK_SAMPLE_S / 2)
@@ -223,6 +239,12 @@ class Player:
             for source, direction in ((link.a, link.forward), (link.b, link.backward)):
                 self._links.shape(link.name, source, changed(direction, change))
             self.played.events.append(Event(change=change, actual_s=self._clock.now_s()))
+
+    async def _fail_servers(self) -> None:
+        for failure in self._scenario.failures:
+            await self._clock.sleep_until_s(failure.at_s)
+            self._agents.kill(failure.server)
+            self.played.events.append(Event(change=failure, actual_s=self._clock.now_s()))
 
     async def _sample_links(self) -> None:
         next_s = 0.0

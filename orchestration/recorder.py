@@ -12,7 +12,7 @@ import polars as pl
 from agents.protocol import Collected, Done, Sample
 from orchestration.player import Played
 from orchestration.references import Reference
-from scenarios.timeline import Request, Scenario
+from scenarios.timeline import LinkChange, Request, Scenario
 
 REQUESTS = {
     "request": pl.Int64,
@@ -100,7 +100,7 @@ def write_run(
     events = [
         {
             "event": str(event.change),
-            "link": event.change.link,
+            "link": event.change.link if isinstance(event.change, LinkChange) else None,
             "scheduled_s": event.change.at_s,
             "actual_s": event.actual_s,
         }
@@ -132,15 +132,18 @@ def request_row(request: Request, done: Done | None, reference: Reference) -> di
     row |= {"sent_s": done.sent_s, "moves": done.moves, "sent_bytes": done.sent_bytes, "error": done.error}
     if done.error is not None:
         return row
-    agreeing = sum(ours == theirs for ours, theirs in zip(done.top1, reference.top1, strict=True))
+    quality: dict[str, float | None] = {"nll": None, "top1_agreement": None}
+    if reference.measures_quality:
+        agreeing = sum(ours == theirs for ours, theirs in zip(done.top1, reference.top1, strict=True))
+        quality["nll"] = sum(done.nll) / len(done.nll) if done.nll else None
+        quality["top1_agreement"] = agreeing / len(reference.top1)
     return row | {
         "finished_s": done.finished_s,
         "latency_s": done.finished_s - request.at_s,
         "late_s": done.late_s,
         "ttft_s": done.ttft_s,
         "tpot_s": done.tpot_s,
-        "nll": sum(done.nll) / len(done.nll) if done.nll else None,
-        "top1_agreement": agreeing / len(reference.top1),
+        **quality,
         "exact": done.digest == reference.digest,
     }
 

@@ -55,6 +55,18 @@ class LinkChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFailure:
+    """At ``at_s`` the server's agent dies and says nothing more in this run; its links and its routes stay."""
+
+    at_s: float
+    server: str
+
+    def __str__(self) -> str:
+        """``s3 fails``: as figures and logs name it."""
+        return f"{self.server} fails"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a scenario is built for."""
 
@@ -78,6 +90,7 @@ class Scenario:
     arrival_rate_per_s: float
     requests: tuple[Request, ...]
     changes: tuple[LinkChange, ...] = ()
+    failures: tuple[ServerFailure, ...] = ()
     slo_s: float = 0.300  # HetRoute's latency objective
     deadline_s: float = 20.0  # a request without an answer by then has failed
     quality_budget: float = 0.02  # relative NLL increase, HetRoute's default
@@ -98,5 +111,7 @@ def render(scenario: Scenario, *, first: int = 10) -> str:
         )
     if len(scenario.requests) > first:
         lines.append(f"  ... {len(scenario.requests) - first} more requests")
-    lines.extend(f"  {change.at_s:9.3f} s  {change}" for change in scenario.changes)
+    happenings: list[LinkChange | ServerFailure] = [*scenario.changes, *scenario.failures]
+    happenings.sort(key=lambda each: each.at_s)
+    lines.extend(f"  {happening.at_s:9.3f} s  {happening}" for happening in happenings)
     return "\n".join(lines)

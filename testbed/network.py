@@ -24,12 +24,13 @@ import msgspec
 
 from testbed import capabilities, verify
 from testbed.backends.base import Backend, Sandbox
-from testbed.backends.netns import INITIAL_WINDOW_PACKETS, NetnsBackend
+from testbed.backends.netns import NetnsBackend
 from testbed.errors import TestbedError
 from testbed.ledger import Ledger, all_names, ledger_of, locked
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
 from testbed.shaping.client import RelayShaper, start_relay
 from testbed.shaping.model import dilated
+from testbed.tcp import INITIAL_WINDOW_PACKETS
 from testbed.topology import Direction, Topology
 from testbed.wiring import Wiring, wire
 

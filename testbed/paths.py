@@ -11,6 +11,11 @@ ties, so that every run takes the same way.
 (2) holds because each component only adds up along a path.  One Dijkstra from every target therefore finds all next
 hops towards it, and the next hops of different nodes agree (no loops).
 
+    best(u, t) = best(u, v) + link(v, t)    where v is the only neighbour of t, and u is not t                      (3)
+
+By (3) a node with one neighbour needs no search of its own: thousands of servers behind a few routers take as many
+searches as there are routers.
+
 >>> from testbed.topology import Direction, Link, Node, Topology
 >>> short, long = Direction(rate_bps=1e9, delay_s=0.001), Direction(rate_bps=1e8, delay_s=0.010)
 >>> nodes = (Node(name="s1"), Node(name="s2"), Node(name="r", kind="router"))
@@ -26,6 +31,7 @@ import heapq
 import itertools
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from testbed.topology import Direction, Topology
@@ -35,13 +41,62 @@ PS_PER_S = 1e12
 NOWHERE = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Tree:
-    """All best paths towards one target, by the place of their source in the file."""
+    """All best paths towards one target, as a search found them.  Nodes are known by their places in the file."""
 
-    next_hop: array[int]  # place; NOWHERE where no path leads to the target
+    target: int
+    hop: array[int]  # of each node; NOWHERE where no path leads to the target, and at the target itself
     delay_ps: array[int]
-    rate_bps: array[float]
+    rate_bps: list[float]  # the slowest link; a list, because pairs share the numbers of few links
+
+    def next_hop(self, source: int) -> int:
+        return self.hop[source]
+
+    def delays_ps(self, sources: Sequence[int]) -> list[int]:
+        return [self.delay_ps[source] for source in sources]
+
+    def rates_bps(self, sources: Sequence[int]) -> list[float]:
+        return [self.rate_bps[source] for source in sources]
+
+    def crossed(self) -> set[int]:
+        """The nodes between some other node and the target: somebody's next hop that is not the target itself."""
+        return set(self.hop) - {self.target, NOWHERE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Behind:
+    """The same for a target with one neighbour: the neighbour's paths, then the link between them (3)."""
+
+    target: int
+    neighbour: _Tree
+    link_ps: int
+    link_bps: float
+
+    def next_hop(self, source: int) -> int:
+        if source == self.neighbour.target:
+            return self.target
+        return NOWHERE if source == self.target else self.neighbour.hop[source]
+
+    def delays_ps(self, sources: Sequence[int]) -> list[int]:
+        delay_ps, link_ps, target = self.neighbour.delay_ps, self.link_ps, self.target
+        return [0 if source == target else delay_ps[source] + link_ps for source in sources]
+
+    def rates_bps(self, sources: Sequence[int]) -> list[float]:
+        rate_bps, link_bps, target = self.neighbour.rate_bps, self.link_bps, self.target
+        return [math.inf if source == target else min(rate_bps[source], link_bps) for source in sources]
+
+    def crossed(self) -> set[int]:
+        hop = self.neighbour.hop
+        return set(hop[: self.target] + hop[self.target + 1 :]) - {NOWHERE}
+
+
+class _Seconds(dict[int, float]):
+    """Picoseconds in seconds, equal ones as one object: a million pairs have few different delays."""
+
+    def __missing__(self, delay_ps: int) -> float:
+        self[delay_ps] = delay_s = delay_ps / PS_PER_S
+        return delay_s
 
 
 class Paths:
@@ -58,10 +113,11 @@ class Paths:
             self._add(link.a, link.b, link.forward)
             self._add(link.b, link.a, link.backward)
         self._trees: dict[int, _Tree] = {}
+        self._ways: dict[int, _Tree | _Behind] = {}
 
     def next_hop(self, source: str, target: str) -> str:
         """The neighbour that ``source`` sends packets for ``target`` to; KeyError where no path leads there."""
-        place = self._tree(target).next_hop[self._place[source]]
+        place = self._towards(self._place[target]).next_hop(self._place[source])
         if place == NOWHERE:
             raise KeyError(f"no path from {source} to {target}")
         return self._names[place]
@@ -89,35 +145,65 @@ class Paths:
         """Rate of the slowest link on the way; infinite from a node to itself."""
         if source != target:
             self.next_hop(source, target)
-        return self._tree(target).rate_bps[self._place[source]]
+        return self._towards(self._place[target]).rates_bps([self._place[source]])[0]
+
+    def delays_s(self, names: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+        """``delay_s`` between every two of ``names``, as [from][to]; KeyError where a pair has no path."""
+        places, seconds = self._connected(names), _Seconds()
+        columns = [[seconds[ps] for ps in self._towards(target).delays_ps(places)] for target in places]
+        return tuple(zip(*columns, strict=True))
+
+    def bottlenecks_bps(self, names: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+        """``bottleneck_bps`` between every two of ``names``, as [from][to]; KeyError where a pair has no path."""
+        places = self._connected(names)
+        return tuple(zip(*(self._towards(target).rates_bps(places) for target in places), strict=True))
 
     def transit_nodes(self) -> frozenset[str]:
         """The nodes that the path of some other pair crosses."""
         crossed: set[int] = set()
-        for place, target in enumerate(self._names):
-            # Somebody's next hop that is not the target itself is crossed on the way there.
-            crossed |= set(self._tree(target).next_hop) - {place, NOWHERE}
+        for place in range(len(self._names)):
+            crossed |= self._towards(place).crossed()
         return frozenset(self._names[place] for place in crossed)
 
     def _delay_ps(self, source: str, target: str) -> int:
         if source != target:
             self.next_hop(source, target)
-        return self._tree(target).delay_ps[self._place[source]]
+        return self._towards(self._place[target]).delays_ps([self._place[source]])[0]
 
     def _add(self, source: str, target: str, direction: Direction) -> None:
         self._directions[source, target] = direction
         delay_ps = round(direction.delay_s * PS_PER_S)
         self._senders[self._place[target]].append((self._place[source], delay_ps, direction.rate_bps))
 
-    def _tree(self, target: str) -> _Tree:
-        place = self._place[target]
+    def _connected(self, names: Sequence[str]) -> list[int]:
+        """The places of ``names``, all of which reach each other."""
+        for name in names[1:]:
+            self.next_hop(name, names[0])  # links lead both ways, so that this answers for every pair
+        return [self._place[name] for name in names]
+
+    def _towards(self, target: int) -> _Tree | _Behind:
+        if target not in self._ways:
+            if len(self._senders[target]) == 1:
+                ((neighbour, link_ps, link_bps),) = self._senders[target]
+                tree = self._tree(neighbour)
+                self._ways[target] = _Behind(target=target, neighbour=tree, link_ps=link_ps, link_bps=link_bps)
+            else:
+                self._ways[target] = self._tree(target)
+        return self._ways[target]
+
+    def _tree(self, place: int) -> _Tree:
         if place not in self._trees:
             self._trees[place] = self._dijkstra(place)
         return self._trees[place]
 
     def _dijkstra(self, target: int) -> _Tree:
         size = len(self._names)
-        tree = _Tree(array("q", [NOWHERE]) * size, array("q", [0]) * size, array("d", [math.inf]) * size)
+        tree = _Tree(
+            target=target,
+            hop=array("q", [NOWHERE]) * size,
+            delay_ps=array("q", [0]) * size,
+            rate_bps=[math.inf] * size,
+        )
         settled = bytearray(size)
         # (servers crossed, delay in ps, links, place of the next hop): the order of these is the order of (1).
         best: list[tuple[int, int, int, int] | None] = [None] * size
@@ -130,7 +216,7 @@ class Paths:
                 continue
             settled[place] = True
             if place != target:
-                tree.next_hop[place], tree.delay_ps[place] = hop, delay_ps
+                tree.hop[place], tree.delay_ps[place] = hop, delay_ps
                 crossed += self._is_server[place]
             # All others are reached over fewer servers than by way of this one: in a full mesh, the whole search.
             if not unreached and crossed > most_crossed:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agents.models.arithmetic import Arithmetic, Cache
 from agents.models.quantize import FULL
-from agents.models.twin import Floats, Gate, KeyValueCache, Totals, Twin, assign, contribution, finish
+from agents.models.twin import Floats, Gate, Totals, assign, contribution, finish
 
 #: One precision for all layers, or one per layer.
 Precision = str | Sequence[str]
@@ -29,14 +30,16 @@ class Generated:
     logits: Floats  # (new tokens, vocab): the row that chose each token
 
 
-def score(twin: Twin, tokens: Sequence[int], precision: Precision = FULL, gates: list[Gate] | None = None) -> Floats:
+def score(
+    twin: Arithmetic, tokens: Sequence[int], precision: Precision = FULL, gates: list[Gate] | None = None
+) -> Floats:
     """Logits at every position of a prompt, (n, vocab).  ``gates``, if given, receives every layer's gate decision."""
     return twin.logits(through(twin, twin.embed(tokens), precision=precision, gates=gates))
 
 
-def generate(twin: Twin, prompt: Sequence[int], new_tokens: int, precision: Precision = FULL) -> Generated:
+def generate(twin: Arithmetic, prompt: Sequence[int], new_tokens: int, precision: Precision = FULL) -> Generated:
     """Continue a prompt with the most likely token, again and again (ties: the lowest number)."""
-    caches = [KeyValueCache(twin.spec, len(prompt) + new_tokens) for _ in range(twin.spec.layers)]
+    caches = [twin.new_cache(len(prompt) + new_tokens) for _ in range(twin.spec.layers)]
     chosen: list[int] = []
     rows: list[Floats] = []
     tokens, start = list(prompt), 0
@@ -51,12 +54,12 @@ def generate(twin: Twin, prompt: Sequence[int], new_tokens: int, precision: Prec
 
 
 def through(
-    twin: Twin,
+    twin: Arithmetic,
     x: Floats,
     *,
     first: int = 0,
     precision: Precision = FULL,
-    caches: Sequence[KeyValueCache] | None = None,
+    caches: Sequence[Cache] | None = None,
     start: int = 0,
     gates: list[Gate] | None = None,
 ) -> Floats:
@@ -70,7 +73,7 @@ def through(
     return x
 
 
-def mixture(twin: Twin, layer: int, gate: Gate, precision: str) -> Totals:
+def mixture(twin: Arithmetic, layer: int, gate: Gate, precision: str) -> Totals:
     """The sum over all experts of one layer in fixed point, (n, width)."""
     total: Totals = np.zeros(gate.hidden.shape, np.int64)
     for part in assign(gate.experts, gate.weights):

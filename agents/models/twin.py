@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,14 +83,11 @@ class Gate:
     hidden: Floats  # (n, width) the normed state that experts see
     experts: npt.NDArray[np.int16]  # (n, top_k), best first
     weights: Floats  # (n, top_k), rows sum to 1
-
-    def assignments(self) -> list[Assignment]:
-        """Tokens sorted by expert, once; experts without tokens are left out."""
-        return assign(self.experts, self.weights)
+    memo: dict[int, Any] | None = None  # where this very gate will come again: what others derive from it
 
 
 def assign(experts: npt.NDArray[np.int16], weights: Floats) -> list[Assignment]:
-    """Group (token, choice) pairs by expert."""
+    """Tokens sorted by expert, once; experts without tokens are left out."""
     flat = experts.ravel()
     order = flat.argsort(kind="stable")
     tokens = order // experts.shape[1]
@@ -131,6 +128,8 @@ class _Layer:
 
 class Twin:
     """A loaded model.  Expert weights in a precision are prepared when that precision is first used."""
+
+    measures_quality = True  # its logits are a language model's
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Floats]) -> None:
         self.spec = spec

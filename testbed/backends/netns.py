@@ -25,14 +25,10 @@ from testbed.backends import kernel
 from testbed.errors import TestbedError
 from testbed.ledger import Ledger
 from testbed.paths import Paths
-from testbed.topology import MTU_BYTES, Topology
+from testbed.tcp import INITIAL_WINDOW_PACKETS, initial_window
+from testbed.topology import Topology
 from testbed.wiring import NODE_PREFIX_LENGTH, NodeWiring, Wiring
 
-#: Packets that TCP may send before the first acknowledgement: 370 kB.  A message of 300 kB on a path of 20 ms then
-#: takes its serialization and 20 ms, instead of five round trips of slow start.
-INITIAL_WINDOW_PACKETS = 256
-#: ... but never more of the smallest queue of the path than this, or the first burst would drop its own tail.
-INITIAL_WINDOW_OF_QUEUE = 0.75
 #: Between the two ends of a cable, where only probes talk, and those set their own bounds.
 PROBE_WINDOW_PACKETS = 1 << 14
 #: Set per route: the namespace-wide setting refuses what the host does not allow to everybody.
@@ -45,7 +41,7 @@ SETTINGS = {
     "net/ipv6/conf/default/disable_ipv6": "1",
     "net/ipv4/tcp_slow_start_after_idle": "0",
     # TCP cuts bundles to a millisecond of its own pacing rate, which on a long path is a few packets however fast the
-    # link.  It may fill what the link allows (``tun.bundle_for``), or every message takes the relay dozens of pieces.
+    # link.  It may fill what the link allows (``tcp.bundle_for``), or every message takes the relay dozens of pieces.
     "net/ipv4/tcp_min_tso_segs": "40",
     "net/ipv4/tcp_no_metrics_save": "1",
     "net/ipv4/tcp_rmem": "4096 2097152 33554432",
@@ -144,15 +140,10 @@ class NetnsBackend:
                     gateway=route.via,
                     oif=index[route.interface],
                     prefsrc=route.source,
-                    metrics=_tcp(self._window(node.name, route.node)),
+                    metrics=_tcp(initial_window(self._paths, node.name, route.node, self._initial_window)),
                 )
         except (KeyError, NetlinkError) as error:
             raise TestbedError(f"{node.name} cannot be connected: {error}") from error
-
-    def _window(self, source: str, target: str) -> int:
-        """Packets that TCP may send at first on a route."""
-        queue_bytes = min(direction.effective_queue_bytes for direction in self._paths.directions(source, target))
-        return max(2, min(self._initial_window, int(INITIAL_WINDOW_OF_QUEUE * queue_bytes / MTU_BYTES)))
 
 
 def _tcp(window: int) -> dict[str, int | str]:

@@ -115,6 +115,12 @@ class LinkModel(Generic[Packet]):
         self.carried_bytes += size_bytes
         return None
 
+    def fits(self, now_s: float, size_bytes: int) -> bool:
+        """Whether so much, offered at ``now_s`` packet by packet, would all be accepted by the queue."""
+        free_s = self._free_s
+        waiting_s = free_s - now_s if free_s > now_s else 0.0
+        return waiting_s + size_bytes * self._seconds_per_byte <= self._queue_s
+
     def due(self, now_s: float) -> list[Packet]:
         """Take out every packet that has arrived at the far end by ``now_s``, in order."""
         line = self._line

@@ -37,8 +37,9 @@ from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
 from testbed.shaping.lateness import LatenessHistogram
 from testbed.shaping.model import LinkModel, dilated
-from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, bundle_for, open_tun, wire_size
+from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, open_tun, wire_size
 from testbed.shaping.wakeups import WakeUps
+from testbed.tcp import bundle_for
 from testbed.topology import Direction
 
 #: At most this many packets of one device are read before others get their turn.

@@ -15,8 +15,6 @@ import os
 import socket
 import struct
 
-from testbed.topology import BITS_PER_BYTE, MTU_BYTES, Direction
-
 TUNSETIFF = 0x400454CA
 TUNSETOFFLOAD = 0x400454D0
 IFF_TUN = 0x0001
@@ -29,10 +27,6 @@ TUN_F_TSO4 = 0x02
 VNET_HEADER_BYTES = 10
 #: Largest read: the header and the largest IP packet.
 READ_BYTES = VNET_HEADER_BYTES + 65535
-MAX_BUNDLE = 44  # packets of 1500 bytes in 64 KiB
-#: A bundle takes at most this long on the link, in emulated time.  Packets of one burst queue behind each other anyway,
-#: so its last byte arrives when it would have; others feel the link coarser by this much.
-BUNDLE_S = 0.001
 TCP_DATA_OFFSET = 12  # byte of the TCP header whose upper half is its length in words
 
 RTM_NEWLINK = 16
@@ -52,15 +46,6 @@ def open_tun(name: str) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def bundle_for(direction: Direction) -> int:
-    """How many packets may travel as one: 1 where physics acts on single packets, more where only time counts."""
-    if direction.loss > 0 or direction.jitter_s > 0:
-        return 1
-    packets = int(direction.rate_bps * BUNDLE_S / (BITS_PER_BYTE * MTU_BYTES))
-    in_queue = direction.effective_queue_bytes // (4 * MTU_BYTES)  # a drop costs at most a quarter of the queue
-    return max(1, min(packets, in_queue, MAX_BUNDLE))
 
 
 def wire_size(packet: bytes) -> tuple[int, int]:

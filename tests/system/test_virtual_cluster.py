@@ -13,7 +13,7 @@ import pytest
 from agents.cluster import Cluster, cluster_of
 from agents.frameworks.registry import FRAMEWORKS, create
 from agents.protocol import Answer, Collect, Collected, Done, Message, Refused, Submit, Ticket
-from orchestration.comparison import Model
+from orchestration.models import Model
 from orchestration.references import references
 from scenarios.timeline import Request, Setting
 from scenarios.workload import poisson

@@ -10,7 +10,8 @@ from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
 from testbed.shaping.lateness import BUCKET_S, BUCKETS, LatenessHistogram
 from testbed.shaping.model import dilated
-from testbed.shaping.tun import BUNDLE_S, bundle_for, wire_size
+from testbed.shaping.tun import wire_size
+from testbed.tcp import BUNDLE_S, bundle_for
 from testbed.topology import Direction
 
 GIGABIT = Direction(rate_bps=1e9, delay_s=0.001)

@@ -1,0 +1,94 @@
+"""Plays a comparison on a stage and writes it down, run by run, so that an interrupted one leaves what it has."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from orchestration.comparison import Comparison
+from orchestration.manifest import RESULT_FORMAT, describe, failures, label, one_line, verdict_on
+from orchestration.recorder import write_json, write_run
+from orchestration.references import references
+from orchestration.stage import Stage, Watcher
+from testbed.errors import TestbedError
+
+
+async def compare(comparison: Comparison, stage: Stage, results: Path, watcher: Watcher) -> Path:
+    """Run everything and return the comparison's directory; what was collected is there even when interrupted."""
+    scenario = comparison.scenario
+    directory = results / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{scenario.name}"
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise TestbedError(f"results cannot be written to {directory}: {error.strerror}") from None
+    await play(comparison, stage, directory, watcher)
+    return directory
+
+
+async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher) -> None:
+    """Run everything into a directory that exists."""
+    scenario = comparison.scenario
+    summary: dict[str, Any] = {
+        "format": RESULT_FORMAT,
+        "backend": stage.backend,
+        "scenario": scenario.name,
+        "question": scenario.question,
+        "frameworks": [label(candidate.name) for candidate in comparison.candidates],
+        "repeats": len(comparison.episodes),
+        "seeds": [episode.seed for episode in comparison.episodes],
+        "runs": [],
+        "finished": False,
+    }
+    write_json(directory / "comparison.json", summary)
+    calibration = await stage.measure(watcher)
+    requests = sum(len(episode.scenario.requests) for episode in comparison.episodes)
+    watcher.say(f"computing the reference answers of {requests} requests in one process")
+    answers = [
+        await stage.aside(
+            partial(
+                references,
+                comparison.model.twin,
+                episode.scenario.requests,
+                episode.prompts,
+                interrupted=watcher.interrupted.is_set,
+            )
+        )
+        for episode in comparison.episodes
+    ]
+    if watcher.interrupted.is_set():
+        return
+    async with stage.agents(comparison, watcher):
+        for number, (candidate, repeat) in enumerate(comparison.runs, start=1):
+            if stage.ended():
+                watcher.say(f"the agents of {', '.join(stage.ended())} have ended: no further runs")
+            if watcher.interrupted.is_set() or stage.ended():
+                break
+            episode = comparison.episodes[repeat]
+            name = f"{label(candidate.name)}-r{repeat}"
+            watcher.say(
+                f"playing {name} ({number} of {len(comparison.runs)}): {len(episode.scenario.requests)} requests, "
+                + stage.duration(comparison.dilation, episode.scenario.duration_s)
+            )
+            watcher.begin(name, episode.scenario.duration_s, len(episode.scenario.requests))
+            try:
+                played, facts = await stage.play(comparison, candidate, episode, name, watcher)
+            finally:
+                watcher.end()
+            verdict = verdict_on(episode.scenario, played, facts, calibration)
+            manifest = describe(comparison, candidate, repeat, name, stage.backend, played, facts, calibration, verdict)
+            write_run(
+                directory / name,
+                manifest=manifest,
+                scenario=episode.scenario,
+                played=played,
+                references=answers[repeat],
+            )
+            summary["runs"].append(name)
+            write_json(directory / "comparison.json", summary)
+            watcher.answered += manifest["counts"]["completed"]
+            watcher.say(failures(played))
+            watcher.say(one_line(name, played, episode.scenario, answers[repeat], verdict))
+    summary["finished"] = len(summary["runs"]) == len(comparison.runs) and not watcher.interrupted.is_set()
+    write_json(directory / "comparison.json", summary)

@@ -1,0 +1,164 @@
+"""All links of a topology in virtual time, and messages that cross them.
+
+Every direction of every link is the ``LinkModel`` that the relay uses, drawing from the same seed.  Bundles of packets
+of different flows share a link in the order in which they come, and cross a path one link after the other.
+
+>>> import asyncio
+>>> from testbed.simulation.loop import VirtualLoop
+>>> from testbed.topology import Direction, Link, Node, Topology
+>>> cable = Direction(rate_bps=8e6, delay_s=0.010)
+>>> pair = Topology(
+...     name="pair", nodes=(Node(name="a"), Node(name="b")), links=(Link(a="a", b="b", forward=cable, backward=cable),)
+... )
+>>> loop = VirtualLoop()
+>>> network = SimulatedNetwork(pair, loop, deliver=lambda source, target, message: print(message, loop.time()))
+>>> network.send("a", "b", 1000 - 52, "hello")
+>>> loop.run_until_complete(asyncio.sleep(1.0))
+hello 0.011
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from testbed.errors import TestbedError
+from testbed.paths import Paths
+from testbed.shaping.base import DirectionReport
+from testbed.shaping.model import LinkModel
+from testbed.simulation.flow import Bundle, Flow
+from testbed.tcp import bundle_for, initial_window
+from testbed.topology import Direction, Topology
+
+#: source, target, message
+Deliver = Callable[[str, str, Any], None]
+
+
+class SimulatedLane:
+    """One direction of one link."""
+
+    __slots__ = ("_loop", "_model", "_timer", "bundle", "delay_s", "exact", "link", "source", "target")
+
+    def __init__(
+        self, link: str, source: str, target: str, model: LinkModel[Bundle], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.link, self.source, self.target = link, source, target
+        self._model = model
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None  # for the first bundle that is under way
+        self._learn()
+
+    def offer(self, bundle: Bundle, now_s: float) -> bool:
+        """Send; whether it will arrive."""
+        if self._model.offer(now_s, bundle.size_bytes, bundle, count=bundle.packets) is not None:
+            return False
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._model.next_due_s, self._release)
+        return True
+
+    def fits(self, size_bytes: int, now_s: float) -> bool:
+        """Whether the queue would take so much now."""
+        return self._model.fits(now_s, size_bytes)
+
+    def change(self, direction: Direction) -> None:
+        """Put ``direction`` in force now."""
+        self._model.change(direction, self._loop.time())
+        self._learn()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._model.next_due_s, self._release)
+
+    def report(self) -> DirectionReport:
+        """What is in force and what was carried."""
+        counters = self._model.counters(self._loop.time())
+        return DirectionReport(
+            link=self.link,
+            source=self.source,
+            target=self.target,
+            applied=self._model.direction,
+            packets=counters.packets,
+            bytes=counters.bytes,
+            dropped=counters.dropped,
+            queued_bytes=counters.queued_bytes,
+        )
+
+    def _release(self) -> None:
+        now_s = self._loop.time()
+        for bundle in self._model.due(now_s):
+            bundle.flow.arrived(bundle, now_s)
+        model = self._model
+        self._timer = self._loop.call_at(model.next_due_s, self._release) if len(model) else None
+
+    def _learn(self) -> None:
+        direction = self._model.direction
+        self.bundle = bundle_for(direction)
+        self.delay_s = direction.delay_s
+        self.exact = not (direction.loss or direction.jitter_s)
+
+
+class SimulatedNetwork:
+    """The links of a topology, at their values in the file until ``shape`` changes them."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        deliver: Deliver,
+        seed: int = 0,
+        paths: Paths | None = None,
+    ) -> None:
+        """``seed`` decides which packets are lost; ``deliver`` is called when a message has arrived."""
+        self.topology = topology
+        self._loop = loop
+        self._deliver = deliver
+        self._paths = paths or Paths(topology)
+        self._lanes: dict[tuple[str, str], SimulatedLane] = {}  # source, target
+        for link in topology.links:
+            for source, target, direction in ((link.a, link.b, link.forward), (link.b, link.a, link.backward)):
+                rng = random.Random(f"{seed}/{link.name}/{source}")  # noqa: S311 - physics, not secrets
+                model: LinkModel[Bundle] = LinkModel(direction, rng)
+                self._lanes[source, target] = SimulatedLane(link.name, source, target, model, loop)
+        self._flows: dict[tuple[str, str], Flow] = {}
+        self.sent = 0  # messages
+
+    def send(self, source: str, target: str, size_bytes: int, message: object) -> None:
+        """Send a message of so many bytes between two nodes; ``deliver`` is called with it when it has arrived."""
+        flow = self._flows.get((source, target))
+        if flow is None:
+            flow = self._flows[source, target] = self._flow(source, target)
+        self.sent += 1
+        flow.send(size_bytes, message)
+
+    def shape(self, link: str, source: str, direction: Direction) -> Direction:
+        """Put ``direction`` in force on ``link`` from ``source``, at once; returns what is applied."""
+        try:
+            found = self.topology.link(link)
+        except KeyError:
+            raise TestbedError(f"topology {self.topology.name!r} has no link {link!r}") from None
+        if source not in (found.a, found.b):
+            raise TestbedError(f"{source!r} is no end of {found.name}")
+        self._lanes[source, found.b if source == found.a else found.a].change(direction)
+        return direction
+
+    def counters(self) -> tuple[DirectionReport, ...]:
+        """What every direction has carried and dropped, and what waits in it now."""
+        return tuple(lane.report() for lane in self._lanes.values())
+
+    def shaping(self) -> dict[tuple[str, str], Direction]:
+        """What is in force: (link, source) -> direction."""
+        return {(report.link, report.source): report.applied for report in self.counters()}
+
+    def _flow(self, source: str, target: str) -> Flow:
+        there, back = (self._paths.path(*ends) for ends in ((source, target), (target, source)))
+        return Flow(
+            [self._lanes[hop] for hop in itertools.pairwise(there)],
+            [self._lanes[hop] for hop in itertools.pairwise(back)],
+            window=initial_window(self._paths, source, target),
+            timers=self._loop,
+            deliver=partial(self._deliver, source, target),
+        )
