@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -205,27 +206,35 @@ def compare_(
         create(name)  # a name that is wrong is said before anything else is looked at
     build = builder(scenario)
     loaded = Model.load(model)
-    with _stage(backend, loaded, topology, testbed) as (stage, found, loop):
+    with _place(backend, loaded, topology, testbed) as place:
         prepared = prepare(
             scenarios={
-                each: build(_setting(found, loaded, each, rate, duration, generate_share))
+                each: build(_setting(place.topology, loaded, each, rate, duration, generate_share))
                 for each in range(seed, seed + repeats)
             },
-            topology=found,
-            model=loaded,
+            topology=place.topology,
+            model=place.model,
             frameworks=names,
-            dilation=1.0 if stage.backend == "sim" else dilation,
+            dilation=dilation if place.stage.disturbed_by_work else 1.0,
             redundancy=redundancy,
         )
-        directory = loop.run_until_complete(_watched(prepared, stage, results))
+        directory = place.loop.run_until_complete(_watched(prepared, place.stage, results))
     console.print(f"results in {directory}; draw them with `make plots`")
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A stage, and what is played there."""
+
+    stage: Stage
+    topology: Topology
+    model: Model
+    loop: asyncio.AbstractEventLoop
+
+
 @contextmanager
-def _stage(
-    backend: Backend, model: Model, topology: Path | None, testbed: str | None
-) -> Iterator[tuple[Stage, Topology, asyncio.AbstractEventLoop]]:
-    """Where to play, what lies there, and the loop to play on."""
+def _place(backend: Backend, model: Model, topology: Path | None, testbed: str | None) -> Iterator[_Place]:
+    """Where to play: what the user says, or what is possible."""
     if backend == Backend.AUTO and testbed is None and topology is None:
         missing = capabilities.missing_for_netns()
         if missing:
@@ -238,7 +247,8 @@ def _stage(
         found = load_topology(topology or DEFAULT_TOPOLOGY)
         virtual = VirtualLoop()
         try:
-            yield Simulation(found, model, virtual), found, virtual
+            model = model.remembering()
+            yield _Place(Simulation(found, model, virtual), found, model, virtual)
         finally:
             virtual.close()
         return
@@ -253,7 +263,7 @@ def _stage(
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     try:
         with only_run(network.directory):
-            yield Emulation(network), network.topology, loop
+            yield _Place(Emulation(network), network.topology, model, loop)
     finally:
         loop.close()
         network.close()

@@ -18,6 +18,7 @@ from agents.engine import Engine
 from agents.errors import FrameworkError
 from agents.frameworks.base import Framework, View
 from agents.frameworks.registry import create
+from agents.gossip import peers_of
 from agents.home import Home
 from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
@@ -292,10 +293,11 @@ class Agent:
 
     async def _gossip(self, run: _Run) -> None:
         """Tell the others how it is here, notice who is silent, sample, and sweep what has expired."""
-        peers = [name for name in run.command.addresses if name != self.server]
+        names = run.command.cluster.names
+        place = run.command.cluster.index(self.server)
         round_number = 0
         # Servers take turns within the interval, so that gossip does not arrive in bursts.
-        turn = run.command.cluster.index(self.server) / len(run.command.cluster.servers)
+        turn = place / len(names)
         next_s = self.clock.now_s() + turn * GOSSIP_INTERVAL_S
         while True:
             await self.clock.sleep_until_s(next_s)
@@ -308,8 +310,9 @@ class Agent:
                 load_backlog_s=loader.backlog_s(),
                 links=run.telemetry.own_rows(now_s=now_s),
             )
-            for peer in peers:
-                run.channel.send(peer, state)
+            news = run.telemetry.news((state.backlog_s, state.wait_s, state.load_backlog_s), now_s=now_s)
+            for peer in peers_of(place, servers=len(names), round_number=round_number):
+                run.channel.send(names[peer], state, news)
             run.telemetry.tick(now_s=now_s)
             if run.telemetry.lost:
                 run.passes.peers_lost(run.telemetry.lost)
@@ -317,6 +320,7 @@ class Agent:
             run.passes.forget_expired()
             round_number += 1
             if round_number % SAMPLE_EVERY == 0:
+                run.telemetry.forget(now_s=now_s)
                 self.report(
                     Sample(
                         server=self.server,

@@ -11,7 +11,8 @@ A pass begins and ends at the home server, and only token ids travel there:
     home  --Enter-->  a(0)  ...  a(L)  --Answer-->  home
     any   --Failed-->  home                 a pass ends in an answer or in an explicit error
 
-    any   --State-->  every other server    gossip: load, and how the links into it look; doubles as the heartbeat
+    any   --State-->  other servers         gossip: load, and how the links into it look; doubles as the heartbeat
+                                            (``agents.gossip`` says who tells whom)
 
 Frames of one message on the data plane:
 
@@ -227,7 +228,10 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Result: (ArraySpec("rows", "<i4", 1), ArraySpec("sum", "<i8", 2)),
     Answer: (ArraySpec("nll", "<f4", 1), ArraySpec("top1", "<i4", 1)),
     Failed: (),
-    State: (),
+    State: (
+        ArraySpec("heard_s", "<f8", 1),  # per server of the cluster: when it last said how it is; (0,) in a small one
+        ArraySpec("loads", "<f8", 2),  # (servers, 3): what it said, in the order of ``State``'s first fields
+    ),
 }
 
 

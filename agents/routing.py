@@ -91,6 +91,12 @@ class Routed:
         return cls(demands=tuple(demands), lines=lines_of, weights=weights_of, masks=masks, batches=batches)
 
     def _batch(self, choices: Sequence[Choice]) -> Batch:
+        if len(choices) == 1:  # the usual case where experts are spread widely: nothing to merge
+            (only,) = choices
+            rows = self.lines[only.expert].astype(np.int32)
+            call = ExpertCall(expert=only.expert, precision=only.precision, rows=len(rows))
+            every = np.arange(len(rows), dtype=np.int32)
+            return Batch(calls=[call], rows=rows, index=every, weights=self.weights[only.expert])
         sent = self.masks[[choice.expert for choice in choices]].any(axis=0)
         line_of = np.cumsum(sent, dtype=np.int32) - 1  # token -> its line in the matrix of tokens sent
         calls = [

@@ -12,7 +12,10 @@ Estimates age back to the nominal value of the topology with time constant ``FOR
 messages and would otherwise look bad for ever.  Each server gossips the estimates of the paths INTO it; together
 these rows make the matrix that planning reads.
 
-Liveness has this one source: a server is alive until ``DEAD_AFTER_S`` passed without any message from it.
+In a large cluster gossip travels over others (``agents.gossip``): of two reports about a server the later counts.
+There only paths that differ from their nominal values are told, and only to those who are spoken to directly.
+
+Liveness has this one source: a server is alive until ``dead_after_s`` passed without any news of it.
 """
 
 from __future__ import annotations
@@ -20,14 +23,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from agents.cluster import Cluster
-from agents.protocol import DEAD_AFTER_S, LinkEstimate, Message, State
+from agents.gossip import dead_after_s, relays
+from agents.protocol import Array, LinkEstimate, Message, State
 from testbed.topology import BITS_PER_BYTE
 
 SMOOTHING = 0.3
 FORGET_S = 5.0
 SMALL_BYTES = 4_096
 LARGE_BYTES = 32_768
+#: Deviations from the nominal values that are not worth telling in a large cluster.
+UNREMARKABLE, UNREMARKABLE_S = 0.05, 0.5e-3
+#: After so many times ``FORGET_S`` an estimate is as good as nominal.
+FADED = 4.0
+NOTHING_HEARD: tuple[Array, Array] = (np.zeros(0), np.zeros((0, 3)))
 
 
 @dataclass(slots=True)
@@ -48,15 +59,12 @@ class _Path:
             self.nominal_pace_s + keep * (self.pace_s - self.nominal_pace_s),
         )
 
-
-@dataclass(slots=True)
-class _Peer:
-    """What a server said of itself last."""
-
-    heard_s: float
-    backlog_s: float = 0.0
-    wait_s: float = 0.0
-    load_backlog_s: float = 0.0
+    def looks_nominal(self, delay_s: float, pace_s: float) -> bool:
+        """Whether these values are so close to the nominal ones that nobody need be told."""
+        return (
+            abs(delay_s - self.nominal_delay_s) <= UNREMARKABLE * self.nominal_delay_s + UNREMARKABLE_S
+            and pace_s <= (1 + UNREMARKABLE) * self.nominal_pace_s
+        )
 
 
 class Telemetry:
@@ -65,20 +73,22 @@ class Telemetry:
     def __init__(self, cluster: Cluster, server: str, *, now_s: float) -> None:
         self._cluster = cluster
         self._names = cluster.names
-        self._places = {name: place for place, name in enumerate(self._names)}
-        self._me = self._places[server]
-        self._peers = {name: _Peer(heard_s=now_s) for name in self._names if name != server}
+        self._me = cluster.index(server)
+        self._large = relays(len(self._names))
+        self._dead_after_s = dead_after_s(len(self._names))
+        self._heard_s = np.full(len(self._names), now_s)  # the last news of each server
+        self._loads = np.zeros((len(self._names), 3))  # backlog, recent mean wait, load backlog
         self._lost: set[str] = set()
         self._paths: dict[tuple[int, int], _Path] = {}
 
     def received(self, message: Message, *, now_s: float) -> None:
         """Learn from a message that arrived at ``now_s``; messages of unknown servers teach nothing."""
-        peer = self._peers.get(message.source)
-        if peer is None:
+        source = self._place(message.source)
+        if source is None or source == self._me:
             return
-        peer.heard_s = now_s
-        self._lost.discard(message.source)
-        source = self._places[message.source]
+        self._heard_s[source] = now_s
+        if self._lost:
+            self._lost.discard(message.source)
         transit_s = max(1e-6, now_s - message.sent_s)
         path = self._path(source, self._me, now_s)
         delay_s, pace_s = path.aged(now_s)
@@ -91,23 +101,26 @@ class Telemetry:
             path.delay_s, path.pace_s = delay_s, pace_s + SMOOTHING * (measured_s - pace_s)
             path.updated_s = now_s
         if isinstance(message.body, State):
-            state = message.body
-            peer.backlog_s, peer.wait_s, peer.load_backlog_s = state.backlog_s, state.wait_s, state.load_backlog_s
-            for row in state.links:
-                if row.source in self._places:
-                    other = self._path(self._places[row.source], source, now_s)
-                    if not row.rate_bps > 0:
-                        continue  # nonsense from the wire
-                    other.delay_s, other.pace_s, other.updated_s = row.delay_s, 1 / row.rate_bps, now_s
+            self._told(source, message.body, message.arrays, now_s)
+
+    def news(self, own: tuple[float, float, float], *, now_s: float) -> tuple[Array, Array]:
+        """What gossip carries of all servers: when each was heard of, and its load; nothing in a small cluster."""
+        if not self._large:
+            return NOTHING_HEARD
+        self._heard_s[self._me] = now_s
+        self._loads[self._me] = own
+        return self._heard_s.copy(), self._loads.copy()
 
     def tick(self, *, now_s: float) -> list[str]:
         """Servers that are lost as of now and were not before."""
-        lost = [
-            name
-            for name, peer in self._peers.items()
-            if name not in self._lost and now_s - peer.heard_s >= DEAD_AFTER_S
-        ]
-        self._lost.update(lost)
+        self._heard_s[self._me] = now_s
+        silent = now_s - self._heard_s >= self._dead_after_s
+        if not silent.any():
+            self._lost.clear()
+            return []
+        names = [self._names[place] for place in np.flatnonzero(silent)]
+        lost = [name for name in names if name not in self._lost]
+        self._lost = set(names)
         return lost
 
     @property
@@ -121,12 +134,12 @@ class Telemetry:
 
     def peer_state(self, name: str) -> tuple[float, float, float]:
         """Backlog, recent mean wait, load backlog of another server, in seconds, as last heard."""
-        peer = self._peers[name]
-        return peer.backlog_s, peer.wait_s, peer.load_backlog_s
+        backlog_s, wait_s, load_backlog_s = self._loads[self._cluster.index(name)].tolist()
+        return backlog_s, wait_s, load_backlog_s
 
     def path(self, source: str, target: str, *, now_s: float) -> tuple[float, float]:
         """Delay (s) and rate (bit/s) of the path between two servers, as estimated now."""
-        ends = self._places[source], self._places[target]
+        ends = self._cluster.index(source), self._cluster.index(target)
         known = self._paths.get(ends)
         if known is None:
             return self._cluster.delay_s[ends[0]][ends[1]], self._cluster.rate_bps[ends[0]][ends[1]]
@@ -139,8 +152,37 @@ class Telemetry:
         for (source, target), path in self._paths.items():
             if target == self._me:
                 delay_s, pace_s = path.aged(now_s)
+                if self._large and path.looks_nominal(delay_s, pace_s):
+                    continue
                 rows.append(LinkEstimate(source=self._names[source], delay_s=delay_s, rate_bps=1 / pace_s))
         return rows
+
+    def forget(self, *, now_s: float) -> None:
+        """Drop estimates that have faded: a large cluster has too many paths to remember."""
+        if self._large:
+            faded = [ends for ends, path in self._paths.items() if now_s - path.updated_s > FADED * FORGET_S]
+            for ends in faded:
+                del self._paths[ends]
+
+    def _told(self, source: int, state: State, arrays: tuple[Array, ...], now_s: float) -> None:
+        self._loads[source] = (state.backlog_s, state.wait_s, state.load_backlog_s)
+        for row in state.links:
+            other_source = self._place(row.source)
+            if other_source is None or not row.rate_bps > 0:
+                continue  # nonsense from the wire
+            other = self._path(other_source, source, now_s)
+            other.delay_s, other.pace_s, other.updated_s = row.delay_s, 1 / row.rate_bps, now_s
+        heard_s, loads = arrays if arrays else NOTHING_HEARD
+        if len(heard_s) == len(self._names) and loads.shape == self._loads.shape:
+            newer = (heard_s > self._heard_s) & (heard_s <= now_s)
+            self._heard_s[newer] = heard_s[newer]
+            self._loads[newer] = loads[newer]
+
+    def _place(self, name: str) -> int | None:
+        try:
+            return self._cluster.index(name)
+        except ValueError:
+            return None
 
     def _path(self, source: int, target: int, now_s: float) -> _Path:
         if (source, target) not in self._paths:

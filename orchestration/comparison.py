@@ -11,6 +11,7 @@ from agents.frameworks.placements import check_placement
 from agents.frameworks.registry import create
 from agents.protocol import Placement
 from orchestration.models import Model
+from orchestration.references import References
 from scenarios.timeline import Scenario
 from scenarios.workload import MEAN_TOKENS
 from testbed.errors import TestbedError
@@ -32,6 +33,7 @@ class Episode:
     scenario: Scenario
     seed: int
     prompts: Mapping[int, Sequence[int]]  # request number -> token ids
+    references: References
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +78,7 @@ def prepare(
         tokens_per_request=MEAN_TOKENS,
         redundancy=redundancy,
     )
-    episodes = tuple(
-        Episode(
-            scenario=scenario,
-            seed=seed,
-            prompts={
-                request.number: model.prompts.take(request.domain, request.prompt, request.tokens)
-                for request in scenario.requests
-            },
-        )
-        for seed, scenario in scenarios.items()
-    )
+    episodes = tuple(_episode(scenario, seed, model) for seed, scenario in scenarios.items())
     return Comparison(
         topology=topology,
         cluster=cluster,
@@ -95,6 +87,15 @@ def prepare(
         episodes=episodes,
         dilation=dilation,
     )
+
+
+def _episode(scenario: Scenario, seed: int, model: Model) -> Episode:
+    prompts = {
+        request.number: model.prompts.take(request.domain, request.prompt, request.tokens)
+        for request in scenario.requests
+    }
+    references = References(model.twin, scenario.requests, prompts)
+    return Episode(scenario=scenario, seed=seed, prompts=prompts, references=references)
 
 
 def _placed(name: str, cluster: Cluster, model: Model) -> Placement:

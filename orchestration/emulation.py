@@ -26,6 +26,7 @@ class Emulation:
     """The stage that is a testbed which is up."""
 
     backend = "netns"
+    disturbed_by_work = True
 
     def __init__(self, network: Network) -> None:
         self._network = network

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts
+from agents.models.remember import Remembering
 from agents.models.replay import TRACE_SUFFIX, Replay
 from agents.models.twin import Twin
 
@@ -43,3 +44,7 @@ class Model:
             calibration=Calibration.load(path),
             prompts=Prompts.load(path),
         )
+
+    def remembering(self) -> Model:
+        """The same, which computes nothing twice; a trace has nothing to compute."""
+        return replace(self, twin=Remembering(self.twin)) if self.twin.measures_quality else self

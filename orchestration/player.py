@@ -120,7 +120,9 @@ class Player:
         dilation: float,
         progress: Callable[[float, int], None],  # emulated now, requests ended
         interrupted: asyncio.Event,
+        ended: Callable[[int], object] = lambda request: None,
     ) -> None:
+        """``ended`` is told of every request that ends."""
         self._scenario = scenario
         self._topology = topology
         self._prompts = prompts
@@ -130,6 +132,7 @@ class Player:
         self._dilation = dilation
         self._progress = progress
         self._interrupted = interrupted
+        self._ended_request = ended
         self.played = Played()
         self._counted: dict[tuple[str, str], DirectionReport] = {}
 
@@ -277,6 +280,7 @@ class Player:
         match report:
             case Done():
                 self.played.done[report.request] = report
+                self._ended_request(report.request)
             case Sample():
                 self.played.samples.append(report)
             case Refused():

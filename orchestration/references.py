@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,24 +22,32 @@ class Reference:
     measures_quality: bool = True  # whether the tokens and their likelihoods mean something
 
 
-def references(
-    twin: Arithmetic,
-    requests: Sequence[Request],
-    prompts: Mapping[int, Sequence[int]],
-    *,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> dict[int, Reference]:
-    """References of all requests by number; equal prompts are computed once.  Stops early when interrupted."""
-    known: dict[tuple[tuple[int, ...], int], Reference] = {}
-    found = {}
-    for request in requests:
-        if interrupted():
-            break
-        key = (tuple(prompts[request.number]), request.output_tokens)
-        if key not in known:
-            known[key] = _reference(twin, *key)
-        found[request.number] = known[key]
-    return found
+class References(Mapping[int, Reference]):
+    """The references of all requests by number, each computed when it is first asked for; equal prompts once."""
+
+    def __init__(self, twin: Arithmetic, requests: Iterable[Request], prompts: Mapping[int, Sequence[int]]) -> None:
+        self._twin = twin
+        self._asked = {request.number: (tuple(prompts[request.number]), request.output_tokens) for request in requests}
+        self._known: dict[tuple[tuple[int, ...], int], Reference] = {}
+
+    def compute(self, *, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Compute all that are not known yet, until interrupted."""
+        for number in self:
+            if interrupted():
+                return
+            self[number]
+
+    def __getitem__(self, number: int) -> Reference:
+        key = self._asked[number]
+        if key not in self._known:
+            self._known[key] = _reference(self._twin, *key)
+        return self._known[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._asked)
+
+    def __len__(self) -> int:
+        return len(self._asked)
 
 
 def _reference(twin: Arithmetic, tokens: tuple[int, ...], output_tokens: int) -> Reference:

@@ -10,7 +10,6 @@ from typing import Any
 from orchestration.comparison import Comparison
 from orchestration.manifest import RESULT_FORMAT, describe, failures, label, one_line, verdict_on
 from orchestration.recorder import write_json, write_run
-from orchestration.references import references
 from orchestration.stage import Stage, Watcher
 from testbed.errors import TestbedError
 
@@ -43,20 +42,11 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
     }
     write_json(directory / "comparison.json", summary)
     calibration = await stage.measure(watcher)
-    requests = sum(len(episode.scenario.requests) for episode in comparison.episodes)
-    watcher.say(f"computing the reference answers of {requests} requests in one process")
-    answers = [
-        await stage.aside(
-            partial(
-                references,
-                comparison.model.twin,
-                episode.scenario.requests,
-                episode.prompts,
-                interrupted=watcher.interrupted.is_set,
-            )
-        )
-        for episode in comparison.episodes
-    ]
+    if stage.disturbed_by_work:
+        requests = sum(len(episode.scenario.requests) for episode in comparison.episodes)
+        watcher.say(f"computing the reference answers of {requests} requests in one process")
+        for episode in comparison.episodes:
+            await stage.aside(partial(episode.references.compute, interrupted=watcher.interrupted.is_set))
     if watcher.interrupted.is_set():
         return
     async with stage.agents(comparison, watcher):
@@ -83,12 +73,12 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
                 manifest=manifest,
                 scenario=episode.scenario,
                 played=played,
-                references=answers[repeat],
+                references=episode.references,
             )
             summary["runs"].append(name)
             write_json(directory / "comparison.json", summary)
             watcher.answered += manifest["counts"]["completed"]
             watcher.say(failures(played))
-            watcher.say(one_line(name, played, episode.scenario, answers[repeat], verdict))
+            watcher.say(one_line(name, played, episode.scenario, episode.references, verdict))
     summary["finished"] = len(summary["runs"]) == len(comparison.runs) and not watcher.interrupted.is_set()
     write_json(directory / "comparison.json", summary)

@@ -143,6 +143,7 @@ class Simulation:
     """The stage that needs no testbed; it must run on its own ``loop``."""
 
     backend = "sim"
+    disturbed_by_work = False
 
     def __init__(self, topology: Topology, model: Model, loop: VirtualLoop) -> None:
         self._topology = topology
@@ -190,6 +191,8 @@ class Simulation:
             dilation=1.0,
             progress=watcher.tick,
             interrupted=watcher.interrupted,
+            # Now, while a model that remembers still has the request's arithmetic at hand.
+            ended=episode.references.__getitem__,
         )
         try:
             await player.configure(

@@ -34,6 +34,7 @@ class Stage(Protocol):
     """Plays the runs of one comparison, one after the other."""
 
     backend: str  # as manifests name it
+    disturbed_by_work: bool  # on the same machine: whatever can be computed before the runs must be
 
     async def measure(self, watcher: Watcher) -> Sequence[LinkMeasurement]:
         """Measure the links before anything runs on them; nothing where there is nothing to measure."""

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from testbed import capabilities, describe, load, schema, units
+from testbed import generate as generator
 from testbed.errors import TestbedError
 from testbed.ledger import all_names
 from testbed.network import RELAY_CEILING_BPS, Network, Status, beyond_the_relay, down, only_name
@@ -153,6 +154,29 @@ def check(topology: TopologyFile) -> None:
 def print_schema() -> None:
     """Print the JSON Schema of topology files, for editors."""
     sys.stdout.write(schema.schema_text())
+
+
+@app.command()
+def generate(
+    servers: Annotated[int, typer.Option(help=f"{generator.MIN_SERVERS} to {generator.MAX_SERVERS}.")],
+    metros: Annotated[int | None, typer.Option(help="Default: half the square root of the servers.")] = None,
+    seed: Annotated[int, typer.Option(help="Another seed is another network of the same size.")] = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write this file instead of printing.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+) -> None:
+    """Print a topology file of many unequal servers in metros, drawn by chance from a seed."""
+    text = generator.generate(servers=servers, metros=metros, seed=seed)
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with output.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise TestbedError(f"{output} exists: choose another name, or replace it with --force") from None
+    except OSError as error:
+        raise TestbedError(f"{output} cannot be written: {error.strerror}") from error
+    console.print(f"wrote {output}; look at it with `testbed check {output}`", highlight=False, soft_wrap=True)
 
 
 @app.command()

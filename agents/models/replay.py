@@ -42,8 +42,8 @@ TRACE_SUFFIX = ".jsonl"
 LONGEST_PROMPT = 128
 #: Prompts of a dataset are as long as this share of its tokens allows; problems that are shorter give none.
 PROMPTED_SHARE = 0.9
-#: Gate decisions kept for tokens that come again: some 6 KiB each with what is derived from them.
-GATES_KEPT = 16_384
+#: Gate decisions kept for tokens that come again: some 12 KiB each with what is derived from them.
+GATES_KEPT = 8192
 
 _MODELS = Path(__file__).parent
 

@@ -38,7 +38,7 @@ from testbed.loading.fileformat import (
     TITLE,
     USERS,
 )
-from testbed.loading.problems import Position, Report, did_you_mean, enumerate_words
+from testbed.loading.problems import MAX_SHOWN, Position, Report, did_you_mean, enumerate_words
 from testbed.loading.sections import Entry, Key, Section
 from testbed.topology import DEFAULT_EFFICIENCY, DEFAULT_LAUNCH_S, Device, Direction, Link, Node, Topology
 
@@ -95,7 +95,7 @@ def _device(node: Section, classes: Mapping[str, Entry[Section]], report: Report
     base = Section({})
     if named is not None and named.value is not None:
         if named.value not in classes:
-            message = _unknown_name(named.value, classes, "device class", "'devices'")
+            message = _unknown_name(named.value, classes, "device class", "'devices'", report)
             report.add(named.at, named.path, message)
             return None
         base = classes[named.value].value or base
@@ -161,7 +161,7 @@ def _ends(section: Section, nodes: Mapping[str, Node], report: Report) -> tuple[
     known = True
     for end in pair:
         if end.value is not None and end.value not in nodes:
-            report.add(end.at, end.path, _unknown_name(end.value, nodes, "node", "'nodes'"))
+            report.add(end.at, end.path, _unknown_name(end.value, nodes, "node", "'nodes'", report))
             known = False
     a, b = (end.value for end in pair)
     if not known or a is None or b is None:
@@ -222,10 +222,11 @@ def _parts(nodes: tuple[Node, ...], links: tuple[Link, ...]) -> list[list[str]]:
     return parts
 
 
-def _unknown_name(name: str, known: Mapping[str, Any], what: str, where: str) -> str:
+def _unknown_name(name: str, known: Mapping[str, Any], what: str, where: str, report: Report) -> str:
     if not known:
         return f"unknown {what} '{name}'; there is nothing under {where}"
-    similar = did_you_mean(name, known)
+    # Comparing thousands of wrong names with thousands of right ones takes minutes, for messages that nobody is shown.
+    similar = did_you_mean(name, known) if len(report.problems) < MAX_SHOWN else ""
     hint = f"did you mean '{similar}'?" if similar else f"{where} has {enumerate_words(known)}"
     return f"unknown {what} '{name}'; {hint}"
 

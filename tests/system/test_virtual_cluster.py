@@ -14,7 +14,7 @@ from agents.cluster import Cluster, cluster_of
 from agents.frameworks.registry import FRAMEWORKS, create
 from agents.protocol import Answer, Collect, Collected, Done, Message, Refused, Submit, Ticket
 from orchestration.models import Model
-from orchestration.references import references
+from orchestration.references import References
 from scenarios.timeline import Request, Setting
 from scenarios.workload import poisson
 from testbed.load import load_topology
@@ -90,7 +90,7 @@ def answers(requests: list[Request], model: Model) -> dict[int, bytes]:
     prompts = {
         request.number: model.prompts.take(request.domain, request.prompt, request.tokens) for request in requests
     }
-    return {number: reference.digest for number, reference in references(model.twin, requests, prompts).items()}
+    return {number: reference.digest for number, reference in References(model.twin, requests, prompts).items()}
 
 
 #: Some rows compute in a low precision whatever the budget.

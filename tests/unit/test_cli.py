@@ -90,3 +90,47 @@ def test_an_unknown_command_is_refused(call) -> None:
     code, _, err = call("upp")
     assert code == 2
     assert "upp" in err
+
+
+def test_a_generated_topology_is_printed_and_names_the_command_that_prints_it(call) -> None:
+    code, out, err = call("generate", "--servers", "20", "--seed", "4")
+    named = next(line for line in out.splitlines() if "testbed generate" in line).split()
+
+    assert (code, err) == (0, "")
+    assert call(*named[2:]) == (0, out, "")
+    assert "\nname: edge20-4\n" in out
+
+
+def test_a_generated_topology_is_written_and_replaces_a_file_only_on_demand(call, tmp_path: Path) -> None:
+    file = tmp_path / "big.yaml"
+    twenty = ("generate", "--servers", "20", "-o", str(file))
+
+    assert call(*twenty)[0] == 0
+    first = file.read_text("utf-8")
+    code, out, err = call(*twenty, "--seed", "9")
+    assert (code, out, err) == (2, "", f"{file} exists: choose another name, or replace it with --force\n")
+    assert file.read_text("utf-8") == first
+    assert call(*twenty, "--seed", "9", "--force")[0] == 0
+    assert file.read_text("utf-8") != first
+    assert call("check", str(file))[0] == 0
+
+
+def test_a_topology_that_cannot_be_made_or_written_is_one_message(call, tmp_path: Path) -> None:
+    absent = tmp_path / "absent" / "big.yaml"
+
+    assert call("generate", "--servers", "1") == (2, "", "1 servers: generate makes 2 to 5000\n")
+    assert call("generate", "--servers", "9", "-o", str(absent)) == (
+        2,
+        "",
+        f"{absent} cannot be written: No such file or directory\n",
+    )
+
+
+def test_the_documented_ways_to_generate_work(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs/topology-files.md").read_text("utf-8")
+    commands = [line.split("#")[0].split() for line in text.splitlines() if line.startswith("    testbed generate")]
+    monkeypatch.chdir(tmp_path)
+
+    assert len(commands) == 2
+    assert [call(*command[1:])[0] for command in commands] == [0, 0]
+    assert (tmp_path / "big.yaml").exists()

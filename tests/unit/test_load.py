@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from testbed import load, topology
 from testbed.errors import TestbedError
 from testbed.load import TopologyError, load_topology, parse_topology
+from testbed.loading import build
 from testbed.loading.document import MAX_FILE_BYTES
 from testbed.topology import Device, Direction, Link
 
@@ -195,15 +196,27 @@ def test_a_file_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest
         load_topology(tmp_path / "lab.yaml")
 
 
-def test_at_most_a_thousand_nodes() -> None:
+def test_more_nodes_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "MAX_NODES", 100)
+
     def chain(size: int) -> str:
         nodes = "".join(f"  s{number}: {{device: small}}\n" for number in range(size))
         links = "".join(f"  - {{between: [s{number}, s{number + 1}]}}\n" for number in range(size - 1))
         defaults = "defaults: {link: {rate: 1 Gbit/s, delay: 1 ms}}"
         return f"name: lab\ndevices: {{small: {SMALL}}}\n{defaults}\nnodes:\n{nodes}links:\n{links}"
 
-    assert len(parse_topology(chain(1000)).nodes) == 1000
-    assert messages(chain(1001)) == ["1001 nodes; at most 1000"]
+    assert len(parse_topology(chain(100)).nodes) == 100
+    assert messages(chain(101)) == ["101 nodes; at most 100"]
+
+
+def test_names_are_suggested_only_where_the_message_will_be_shown() -> None:
+    defaults = "defaults: {link: {rate: 1 Gbit/s, delay: 1 ms}}"
+    links = "  - {between: [s1, s2x]}\n" * 60
+
+    found = messages(f"{HEAD}{defaults}\nlinks:\n{links}")
+
+    assert found[49] == "unknown node 's2x'; did you mean 's2'?"
+    assert found[50] == "unknown node 's2x'; 'nodes' has s1 and s2"
 
 
 def test_a_file_full_of_mistakes_shows_the_first_fifty_and_counts_the_rest() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import doctest
 import itertools
 
+import msgspec
 import networkx as nx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.cluster import Cluster, cluster_of
 from testbed import paths
-from testbed.paths import Paths
+from testbed.generate import generate
+from testbed.load import parse_topology
+from testbed.paths import PS_PER_S, Paths
 from testbed.topology import Direction, Link, Node, Topology
 
 
@@ -134,3 +138,115 @@ def test_following_the_next_hops_gives_the_path(net: Topology) -> None:
 
 def test_the_example_of_the_module_holds() -> None:
     assert doctest.testmod(paths).failed == 0
+
+
+@st.composite
+def networks_with_dead_ends(draw: st.DrawFn) -> Topology:
+    """A few nodes, some of them joined twice, with servers that have one neighbour; unequal delays and rates."""
+    hubs = [draw(st.sampled_from("rs")) + str(number) for number in range(draw(st.integers(1, 4)))]
+    ends = [f"s{number}" for number in range(10, 10 + draw(st.integers(1, 5)))]
+    spanning = [(hubs[draw(st.integers(0, number - 1))], hubs[number]) for number in range(1, len(hubs))]
+    extra = [pair for pair in itertools.combinations(hubs, 2) if draw(st.booleans())]
+    joined = dict.fromkeys([*spanning, *extra, *((end, draw(st.sampled_from(hubs))) for end in ends)])
+    value = st.builds(
+        Direction, rate_bps=st.sampled_from([1e8, 3e8, 1e9]), delay_s=st.sampled_from([0.0, 0.0001, 0.0003, 0.001])
+    )
+    return Topology(
+        name="net",
+        nodes=tuple(
+            Node(name=name, kind="router" if name[0] == "r" else "server")
+            for name in draw(st.permutations([*hubs, *ends]))
+        ),
+        links=tuple(Link(a=a, b=b, forward=draw(value), backward=draw(value)) for a, b in joined),
+    )
+
+
+@given(net=networks_with_dead_ends())
+def test_next_hops_delays_and_rates_are_those_of_the_cheapest_of_all_paths(net: Topology) -> None:
+    directions = {(link.a, link.b): link.forward for link in net.links}
+    directions |= {(link.b, link.a): link.backward for link in net.links}
+    graph = nx.DiGraph(list(directions))
+    place = {node.name: number for number, node in enumerate(net.nodes)}
+    found, crossed = Paths(net), set()
+
+    def delay_ps(path: tuple[str, ...]) -> int:
+        return sum(round(directions[hop].delay_s * PS_PER_S) for hop in itertools.pairwise(path))
+
+    def cost(path: tuple[str, ...]) -> tuple[int, int, int, list[int]]:
+        servers = sum(name[0] == "s" for name in path[1:-1])
+        return servers, delay_ps(path), len(path), [place[name] for name in path]
+
+    for a, b in itertools.permutations(place, 2):
+        best = min(map(tuple, nx.all_simple_paths(graph, a, b)), key=cost)
+        crossed |= set(best[1:-1])
+        assert found.path(a, b) == best
+        assert found.delay_s(a, b) == delay_ps(best) / PS_PER_S
+        assert found.bottleneck_bps(a, b) == min(directions[hop].rate_bps for hop in itertools.pairwise(best))
+    assert found.transit_nodes() == crossed
+
+
+@given(net=networks_with_dead_ends(), data=st.data())
+def test_a_matrix_says_what_its_pairs_say(net: Topology, data: st.DataObject) -> None:
+    names = data.draw(st.lists(st.sampled_from([node.name for node in net.nodes]), unique=True))
+    found = Paths(net)
+
+    assert found.delays_s(names) == tuple(tuple(found.delay_s(a, b) for b in names) for a in names)
+    assert found.bottlenecks_bps(names) == tuple(tuple(found.bottleneck_bps(a, b) for b in names) for a in names)
+
+
+def test_a_matrix_of_nodes_that_do_not_reach_each_other_is_refused() -> None:
+    islands = network("s1 s2 s3 s4", ("s1", "s2", 1, 1), ("s3", "s4", 1, 1))
+
+    assert Paths(islands).delays_s(["s3", "s4"]) == ((0.0, 0.001), (0.001, 0.0))
+    with pytest.raises(KeyError, match="no path from s3 to s1"):
+        Paths(islands).delays_s(["s1", "s2", "s3"])
+    with pytest.raises(KeyError, match="no path from s1 to s4"):
+        Paths(islands).bottleneck_bps("s1", "s4")
+
+
+def test_servers_behind_a_router_need_no_search_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = parse_topology(generate(servers=60, metros=4, seed=1))
+    searched: list[int] = []
+    search = Paths._dijkstra
+
+    def counted(found: Paths, target: int) -> object:
+        searched.append(target)
+        return search(found, target)
+
+    monkeypatch.setattr(Paths, "_dijkstra", counted)
+    found = Paths(net)
+    names = [node.name for node in net.nodes]
+    found.delays_s(names)
+    found.bottlenecks_bps(names)
+
+    assert len(searched) == 4
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return cluster_of(parse_topology(generate(servers=12, seed=1)), arrival_rate_per_s=5.0, tokens_per_request=37)
+
+
+def test_a_cluster_has_the_paths_between_its_servers(cluster: Cluster) -> None:
+    found = Paths(parse_topology(generate(servers=12, seed=1)))
+
+    for (i, a), (j, b) in itertools.product(enumerate(cluster.names), repeat=2):
+        assert cluster.delay_s[i][j] == found.delay_s(a, b)
+        assert cluster.rate_bps[i][j] == found.bottleneck_bps(a, b)
+
+
+def test_a_cluster_knows_the_position_of_each_of_its_servers_and_of_no_other(cluster: Cluster) -> None:
+    assert cluster.names == tuple(f"s{number}" for number in range(1, 13))
+    assert [cluster.index(name) for name in cluster.names] == list(range(12))
+    with pytest.raises(ValueError, match="no server r1"):
+        cluster.index("r1")
+
+
+def test_what_a_cluster_remembers_is_no_part_of_it(cluster: Cluster) -> None:
+    asked = msgspec.structs.replace(cluster)
+    asked.index("s3")
+    fewer = msgspec.structs.replace(asked, servers=asked.servers[2:])
+
+    assert asked == cluster
+    assert msgspec.msgpack.encode(asked) == msgspec.msgpack.encode(cluster)
+    assert (fewer.names[0], fewer.index("s3")) == ("s3", 0)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import codec
-from agents.codec import decode, decode_command, encode, encode_management
+from agents.codec import decode, decode_command, encode, encode_management, wire_bytes
 from agents.protocol import (
     MAGIC,
     Configure,
@@ -104,11 +104,37 @@ def test_arrays_of_another_type_than_declared_are_refused_at_the_sender() -> Non
         encode(message)
 
 
-@pytest.mark.parametrize(
-    "body", [Failed(request=1, step=0, reason="why"), State(backlog_s=0.1, wait_s=0.0, load_backlog_s=0.0, links=[])]
-)
-def test_bodies_without_arrays_travel_too(body: Failed | State) -> None:
+def test_bodies_without_arrays_travel_too() -> None:
+    body = Failed(request=1, step=0, reason="why")
     assert decode(encode(Message(run="r", source="s1", sent_s=0.0, size_bytes=0, body=body))).body == body
+
+
+def gossip(servers: int) -> Message:
+    body = State(backlog_s=0.1, wait_s=0.0, load_backlog_s=0.0, links=[])
+    return Message(
+        run="r", source="s1", sent_s=0.0, size_bytes=0, body=body, arrays=(np.zeros(servers), np.zeros((servers, 3)))
+    )
+
+
+def framed_bytes(message: Message) -> int:
+    """ZMTP: one byte of flags and one of length in front of a frame, or eight of length if it has over 255 bytes."""
+    return sum(len(frame) + (2 if len(frame) <= 255 else 9) for frame in encode(message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        gossip(0),
+        gossip(100),
+        result_message(1, 0),
+        result_message(5, 300),
+        result_message(37, 303_104),
+        result_message(1, 9_000_000),
+    ],
+    ids=["gossip", "large cluster", "unpadded", "short padding", "padded", "padded in pieces"],
+)
+def test_the_weight_on_the_wire_is_known_without_encoding(message: Message) -> None:
+    assert 0 <= wire_bytes(message) - framed_bytes(message) <= 7 + 7  # the envelope's and the last padding's header
 
 
 @given(noise=st.binary(max_size=200))

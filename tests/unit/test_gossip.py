@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from agents.gossip import FANOUT, FULL_MESH, dead_after_s, peers_of
+from agents.protocol import DEAD_AFTER_S, GOSSIP_INTERVAL_S, Message, State
+from agents.telemetry import Telemetry
+from tests.support.clusters import cluster
+
+
+def test_in_a_small_cluster_everybody_talks_to_everybody() -> None:
+    assert peers_of(3, servers=FULL_MESH, round_number=5) == [n for n in range(FULL_MESH) if n != 3]
+
+
+@pytest.mark.parametrize("servers", [33, 100, 625, 626, 1000])
+def test_news_of_every_server_reaches_all_others_within_two_cycles(servers: int) -> None:
+    rounds = math.ceil(math.log(servers, FANOUT + 1))
+    knows = np.eye(servers, dtype=bool)  # knows[a, b]: a has news of b
+    for round_number in range(1, 2 * rounds + 1):  # it may just have missed the round in which it begins
+        said = knows.copy()
+        for place in range(servers):
+            for peer in peers_of(place, servers=servers, round_number=round_number):
+                knows[peer] |= said[place]
+
+    assert knows.all()
+
+
+@pytest.mark.parametrize("servers", [33, 1000])
+def test_in_a_large_cluster_a_server_says_few_messages_a_round(servers: int) -> None:
+    for round_number in range(10):
+        told = peers_of(7, servers=servers, round_number=round_number)
+        assert 1 <= len(told) <= FANOUT
+        assert 7 not in told
+
+
+def test_news_of_a_third_server_keeps_it_alive_in_a_large_cluster() -> None:
+    servers = 40
+    listener = Telemetry(cluster(servers, delay_s=0.010, rate_bps=1e9), "s1", now_s=0.0)
+    late_s = dead_after_s(servers) + 1.0
+    heard_s = np.full(servers, late_s - 0.1)
+    heard_s[4] = 0.5  # nobody has heard of s5 since
+    loads = np.zeros((servers, 3))
+    loads[2] = (0.3, 0.2, 0.1)
+    body = State(backlog_s=0.0, wait_s=0.0, load_backlog_s=0.0, links=[])
+    listener.received(
+        Message(run="r", source="s2", sent_s=late_s - 0.01, size_bytes=0, body=body, arrays=(heard_s, loads)),
+        now_s=late_s,
+    )
+
+    assert listener.tick(now_s=late_s) == ["s5"]
+    assert listener.alive("s3")
+    assert listener.peer_state("s3") == (0.3, 0.2, 0.1)
+
+
+def test_older_news_does_not_replace_newer_and_nonsense_is_ignored() -> None:
+    servers = 40
+    listener = Telemetry(cluster(servers, delay_s=0.010, rate_bps=1e9), "s1", now_s=5.0)
+    body = State(backlog_s=0.0, wait_s=0.0, load_backlog_s=0.0, links=[])
+    stale = (np.full(servers, 4.0), np.ones((servers, 3)))
+    from_the_future = (np.full(servers, 99.0), np.ones((servers, 3)))
+    too_short = (np.full(3, 5.5), np.ones((3, 3)))
+    for arrays in (stale, from_the_future, too_short):
+        listener.received(Message(run="r", source="s2", sent_s=5.9, size_bytes=0, body=body, arrays=arrays), now_s=6.0)
+
+    assert listener.peer_state("s3") == (0.0, 0.0, 0.0)
+    assert listener.alive("s3")
+
+
+def test_a_large_cluster_waits_longer_before_it_gives_a_server_up() -> None:
+    assert dead_after_s(FULL_MESH) == DEAD_AFTER_S
+    assert dead_after_s(1000) == DEAD_AFTER_S + 2 * 5 * GOSSIP_INTERVAL_S
