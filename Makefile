@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 TESTABLE  := .venv/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo testbed up status verify run plots down list plan check lint types test fast-test benchmarks clean
+.PHONY: help demo testbed up status verify run plots agreement down list plan check lint types test fast-test benchmarks clean
 
 ##@ All in one
 
@@ -37,6 +37,11 @@ verify: testbed ## measure every link against the file
 
 run: testbed ## play SCENARIO (default link_congestion) under the main frameworks; others by ARGS
 	@$(BIN)/python scenarios/$(SCENARIO).py $(if $(NAME),--testbed $(NAME)) $(ARGS)
+
+agreement: testbed ## up, the default load simulated and emulated, both side by side, down (about six minutes)
+	@$(BIN)/testbed up $(TOPOLOGY) --name $(or $(NAME),agreement) || exit $$?; \
+	trap '$(BIN)/testbed down --name $(or $(NAME),agreement)' EXIT; \
+	$(BIN)/python orchestrator.py agreement --testbed $(or $(NAME),agreement) $(ARGS)
 
 plots: testbed ## figures, tables and report.html of the newest results
 	@$(BIN)/python -m analysis

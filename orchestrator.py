@@ -10,12 +10,13 @@ argument.
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from agents.frameworks.registry import FRAMEWORKS, create
+from orchestration import hostload
 from orchestration.catalogue import builder, scenario_names
 from orchestration.comparison import Comparison, prepare
 from orchestration.manifest import label
@@ -40,6 +42,12 @@ from testbed.simulation.loop import VirtualLoop
 from testbed.topology import Topology
 
 
+class DisagreementError(TestbedError):
+    """Simulation and emulation differ by more than they may."""
+
+    exit_code = 1
+
+
 class NothingAnsweredError(TestbedError):
     """Every run failed whole."""
 
@@ -50,7 +58,8 @@ ROOT = Path(__file__).parent
 DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
-DEFAULT_DILATION = 5.0
+AUTO = "auto"
+LEAST_DILATION, MOST_DILATION = 0.1, 1000.0
 
 
 class Backend(StrEnum):
@@ -83,7 +92,9 @@ ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the 
 Redundancy = Annotated[
     float, typer.Option(min=1.0, max=100.0, help="memory for experts, in full-precision copies of all of them")
 ]
-Dilation = Annotated[float, typer.Option(min=0.1, max=1e3, help="wall seconds per emulated second")]
+Dilation = Annotated[
+    str, typer.Option(help="wall seconds per emulated second, or auto: what this machine needs to keep up")
+]
 BackendName = Annotated[
     Backend, typer.Option("--backend", help="packets on a testbed that is up, virtual time, or what is possible")
 ]
@@ -137,7 +148,7 @@ def check(
         topology=network,
         model=loaded,
         frameworks=_names(frameworks),
-        dilation=DEFAULT_DILATION,
+        dilation=1.0,
         redundancy=redundancy,
     )
     for candidate in prepared.candidates:
@@ -156,7 +167,7 @@ def run(
     rate: Rate = None,
     duration: Duration = None,
     generate_share: GenerateShare = None,
-    dilation: Dilation = DEFAULT_DILATION,
+    dilation: Dilation = AUTO,
     redundancy: Redundancy = 2.0,
     model: ModelDirectory = DEFAULT_MODEL,
     backend: BackendName = Backend.AUTO,
@@ -192,7 +203,7 @@ def compare_(
     rate: Rate = None,
     duration: Duration = None,
     generate_share: GenerateShare = None,
-    dilation: Dilation = DEFAULT_DILATION,
+    dilation: Dilation = AUTO,
     redundancy: Redundancy = 2.0,
     model: ModelDirectory = DEFAULT_MODEL,
     backend: BackendName = Backend.AUTO,
@@ -215,11 +226,57 @@ def compare_(
             topology=place.topology,
             model=place.model,
             frameworks=names,
-            dilation=dilation if place.stage.disturbed_by_work else 1.0,
+            dilation=1.0,
             redundancy=redundancy,
         )
+        prepared = _dilated(prepared, dilation, place.stage)
         directory = place.loop.run_until_complete(_watched(prepared, place.stage, results))
     console.print(f"results in {directory}; draw them with `make plots`")
+
+
+@app.command()
+def agreement(
+    scenario: ScenarioName = "steady_load",
+    frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="runs per framework, with seed, seed + 1 ...")] = 1,
+    seed: Seed = 0,
+    rate: Rate = None,
+    duration: Duration = None,
+    dilation: Dilation = AUTO,
+    model: ModelDirectory = DEFAULT_MODEL,
+    testbed: TestbedName = None,
+    results: Results = Path("results"),
+) -> None:
+    """Play a scenario in virtual time and on the testbed that is up, and compare what came out."""
+    from analysis.agreement import agreement as compared
+    from analysis.agreement import table
+    from analysis.load import load
+
+    sides = {}
+    for backend in (Backend.SIM, Backend.NETNS):
+        with _place(backend, Model.load(model), None, testbed, like_testbed=True) as place:
+            build = builder(scenario)
+            prepared = prepare(
+                scenarios={
+                    each: build(_setting(place.topology, place.model, each, rate, duration, None))
+                    for each in range(seed, seed + repeats)
+                },
+                topology=place.topology,
+                model=place.model,
+                frameworks=_names(frameworks),
+                dilation=1.0,
+                redundancy=2.0,
+            )
+            prepared = _dilated(prepared, dilation, place.stage)
+            directory = results / f"agreement-{backend}"
+            sides[backend] = load(place.loop.run_until_complete(_watched(prepared, place.stage, directory)))
+    rows = compared(sides[Backend.SIM], sides[Backend.NETNS])
+    console.print(table(rows), soft_wrap=True)
+    for side in sides.values():
+        console.print(f"from {side.path}")
+    off = [f"{row.framework} {row.what}" for row in rows if not row.ok]
+    if off:
+        raise DisagreementError(f"simulation and emulation disagree: {', '.join(off)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +290,10 @@ class _Place:
 
 
 @contextmanager
-def _place(backend: Backend, model: Model, topology: Path | None, testbed: str | None) -> Iterator[_Place]:
-    """Where to play: what the user says, or what is possible."""
+def _place(
+    backend: Backend, model: Model, topology: Path | None, testbed: str | None, *, like_testbed: bool = False
+) -> Iterator[_Place]:
+    """Where to play: what the user says, or what is possible.  ``like_testbed`` simulates the testbed that is up."""
     if backend == Backend.AUTO and testbed is None and topology is None:
         missing = capabilities.missing_for_netns()
         if missing:
@@ -242,9 +301,9 @@ def _place(backend: Backend, model: Model, topology: Path | None, testbed: str |
             console.print(f"packets cannot be emulated here ({lacks}): simulating in virtual time", soft_wrap=True)
             backend = Backend.SIM
     if backend == Backend.SIM or (backend == Backend.AUTO and topology is not None):
-        if testbed is not None:
+        if testbed is not None and not like_testbed:
             raise TestbedError("--testbed names a testbed that is up; --backend sim needs none")
-        found = load_topology(topology or DEFAULT_TOPOLOGY)
+        found = _topology_of(testbed) if like_testbed else load_topology(topology or DEFAULT_TOPOLOGY)
         virtual = VirtualLoop()
         try:
             model = model.remembering()
@@ -267,6 +326,14 @@ def _place(backend: Backend, model: Model, topology: Path | None, testbed: str |
     finally:
         loop.close()
         network.close()
+
+
+def _topology_of(testbed: str | None) -> Topology:
+    from testbed.network import Network
+
+    network = Network.attach(testbed)
+    network.close()
+    return network.topology
 
 
 async def _watched(comparison: Comparison, stage: Stage, results: Path) -> Path:
@@ -317,6 +384,31 @@ async def _watched(comparison: Comparison, stage: Stage, results: Path) -> Path:
             return directory
         except asyncio.CancelledError:
             raise TestbedError("given up: the run under way was not kept") from None
+
+
+def _dilated(comparison: Comparison, dilation: str, stage: Stage) -> Comparison:
+    """The comparison at the dilation that was asked for, or that the host needs; virtual time needs none."""
+    if dilation != AUTO:
+        try:
+            forced = float(dilation)
+        except ValueError:
+            forced = math.nan
+        if not LEAST_DILATION <= forced <= MOST_DILATION:
+            raise TestbedError(
+                f"--dilation is {AUTO} or a number from {LEAST_DILATION:g} to {MOST_DILATION:g}, not {dilation!r}"
+            )
+        return replace(comparison, dilation=forced if stage.disturbed_by_work else 1.0)
+    if not stage.disturbed_by_work:
+        return comparison
+    console.print("predicting the load of this machine")
+    loads, count = hostload.predict(comparison), hostload.processors()
+    chosen = hostload.choose(loads, count)
+    most = max(loads, key=lambda load: load.need)
+    console.print(
+        f"dilation {chosen:g}: undilated, {most.framework} would need {most.need:.1f} of {count} processors",
+        soft_wrap=True,
+    )
+    return replace(comparison, dilation=chosen)
 
 
 def _build(

@@ -6,9 +6,11 @@ network's path, nominally.  Live values come from telemetry (``agents.frameworks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
+from msgspec import structs
 
 from testbed.paths import Paths
 from testbed.topology import BITS_PER_BYTE, Device, Topology
@@ -75,4 +77,16 @@ def cluster_of(
         arrival_rate_per_s=arrival_rate_per_s,
         tokens_per_request=tokens_per_request,
         redundancy=redundancy,
+    )
+
+
+def part_of(cluster: Cluster, positions: Sequence[int]) -> Cluster:
+    """The servers at these positions, with the ways between them; home shares are divided among them alone."""
+    servers = [cluster.servers[position] for position in positions]
+    share = sum(server.home_share for server in servers)
+    return structs.replace(
+        cluster,
+        servers=tuple(structs.replace(server, home_share=server.home_share / share) for server in servers),
+        delay_s=tuple(tuple(cluster.delay_s[a][b] for b in positions) for a in positions),
+        rate_bps=tuple(tuple(cluster.rate_bps[a][b] for b in positions) for a in positions),
     )

@@ -8,6 +8,7 @@ served.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -15,8 +16,7 @@ import numpy as np
 from agents.device import SerialLane
 from agents.frameworks.base import View
 from agents.models.arithmetic import Arithmetic
-from agents.models.twin import contribution
-from agents.protocol import Array, ExpertCall
+from agents.protocol import Array
 from agents.routing import Batch
 from agents.store import ExpertStore
 
@@ -37,42 +37,42 @@ class ExpertRunner:
         ``hidden`` is (tokens sent, width).  PlacementError when an expert of the batch is not on this server.
         """
         total = np.zeros(hidden.shape, dtype=np.int64)
-        outputs = np.zeros((len(batch.index), hidden.shape[1]), dtype=np.float32)
-        bounds = np.cumsum([0, *(call.rows for call in batch.calls)]).tolist()
-        spans = {call: slice(first, last) for call, first, last in zip(batch.calls, bounds, bounds[1:], strict=False)}
-        keys = {call: (layer, call.expert, call.precision) for call in batch.calls}
-        resident = [call for call in batch.calls if self._store.is_fast(keys[call])]
-        slow = [call for call in batch.calls if call not in resident]
+        keys = [(layer, call.expert, call.precision) for call in batch.calls]
+        ends = list(itertools.accumulate(call.rows for call in batch.calls))
+        resident = [place for place, key in enumerate(keys) if self._store.is_fast(key)]
+        slow = [place for place in range(len(keys)) if place not in resident] if len(resident) < len(keys) else []
 
-        def work(calls: list[ExpertCall]) -> Callable[[], None]:
+        def work(places: list[int]) -> Callable[[], None]:
             def compute() -> None:
-                for call in calls:
-                    inputs = hidden[batch.index[spans[call]]]
-                    outputs[spans[call]] = self._twin.expert(layer, call.expert, call.precision, inputs)
-                parts = contribution(outputs, batch.weights)  # once for all: many small calls cost more
-                for call in calls:
-                    total[batch.index[spans[call]]] += parts[spans[call]]
+                index, weights = batch.index, batch.weights
+                if len(places) < len(keys):
+                    spans = [slice(ends[place] - batch.calls[place].rows, ends[place]) for place in places]
+                    index = np.concatenate([index[span] for span in spans])
+                    weights = np.concatenate([weights[span] for span in spans])
+                calls = [(call.expert, call.precision, call.rows) for call in map(batch.calls.__getitem__, places)]
+                self._twin.experts(layer, calls, hidden, index, weights, total)
 
             return compute
 
-        def modelled_s(calls: list[ExpertCall]) -> float:
-            return sum(self._view.expert_s(self._server, call.precision, call.rows) for call in calls)
+        def modelled_s(places: list[int]) -> float:
+            calls = [batch.calls[place] for place in places]
+            return sum([self._view.expert_s(self._server, call.precision, call.rows) for call in calls])
 
-        for key in keys.values():
+        for key in keys:
             self._store.hold(key)
-        loads = [asyncio.ensure_future(self._store.fetch(keys[call], ready_s=ready_s)) for call in slow]
+        loads = [asyncio.ensure_future(self._store.fetch(keys[place], ready_s=ready_s)) for place in slow]
         try:
             finish_s = ready_s
             if resident:
                 _, finish_s = await self._lane.run(work(resident), ready_s=ready_s, modelled_s=modelled_s(resident))
-            for call, load in zip(slow, loads, strict=True):
+            for place, load in zip(slow, loads, strict=True):
                 loaded_s = await load
                 _, finish_s = await self._lane.run(
-                    work([call]), ready_s=max(finish_s, loaded_s), modelled_s=modelled_s([call])
+                    work([place]), ready_s=max(finish_s, loaded_s), modelled_s=modelled_s([place])
                 )
         finally:
             for load in loads:
                 load.cancel()
-            for key in keys.values():
+            for key in keys:
                 self._store.release(key)
         return total, len(slow), finish_s

@@ -41,7 +41,10 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[package] = "not installed"
     root = Path(__file__).parent.parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
+    except OSError:  # no git on this machine
+        return found
     if commit.returncode == 0:
         found["git"] = commit.stdout.strip()
     return found

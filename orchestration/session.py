@@ -16,12 +16,7 @@ from testbed.errors import TestbedError
 
 async def compare(comparison: Comparison, stage: Stage, results: Path, watcher: Watcher) -> Path:
     """Run everything and return the comparison's directory; what was collected is there even when interrupted."""
-    scenario = comparison.scenario
-    directory = results / f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{scenario.name}"
-    try:
-        directory.mkdir(parents=True)
-    except OSError as error:
-        raise TestbedError(f"results cannot be written to {directory}: {error.strerror}") from None
+    directory = _new_directory(results, f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{comparison.scenario.name}")
     await play(comparison, stage, directory, watcher)
     return directory
 
@@ -82,3 +77,19 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
             watcher.say(one_line(name, played, episode.scenario, episode.references, verdict))
     summary["finished"] = len(summary["runs"]) == len(comparison.runs) and not watcher.interrupted.is_set()
     write_json(directory / "comparison.json", summary)
+
+
+def _new_directory(results: Path, name: str) -> Path:
+    """``name``, or ``name-2`` and so on where others began within the same second."""
+    directory, number = results / name, 1
+    try:
+        results.mkdir(parents=True, exist_ok=True)
+        while True:
+            try:
+                directory.mkdir()
+                return directory
+            except FileExistsError:
+                number += 1
+                directory = results / f"{name}-{number}"
+    except OSError as error:
+        raise TestbedError(f"results cannot be written to {directory}: {error.strerror}") from None

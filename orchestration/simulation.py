@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agents.agent import Agent
 from agents.clock import VirtualClock
 from agents.codec import wire_bytes
-from agents.protocol import Collected, Command, Message, Ready, Refused, Report
+from agents.protocol import Collected, Command, Message, Ready, Refused, Report, State
 from orchestration.comparison import Candidate, Comparison, Episode
 from orchestration.errors import FleetError
 from orchestration.manifest import HostFacts
@@ -53,6 +53,9 @@ class SimulatedTransport:
     def send(self, target: str, message: Message) -> None:
         """Hand a message over to the links; lost when either end is dead, whose connections are closed."""
         if self._server not in self._fleet.dead and target not in self._fleet.dead:
+            if not isinstance(message.body, State):
+                self._fleet.payload_messages += 1
+                self._fleet.payload_bytes += message.size_bytes
             self._fleet.network.send(self._server, target, wire_bytes(message), message)
 
     def close(self) -> None:
@@ -70,7 +73,8 @@ class SimulatedFleet:
         self.network = SimulatedNetwork(topology, loop, deliver=self._deliver, seed=seed, paths=paths)
         self.listener: Callable[[Report], None] = lambda report: None
         self.dead: set[str] = set()
-        self.delivered = 0  # messages
+        self.delivered = 0  # messages, gossip included
+        self.payload_messages = self.payload_bytes = 0  # sent, without gossip
         self._answers: dict[str, Report] = {}
         self.agents = {
             server: Agent(
@@ -150,6 +154,7 @@ class Simulation:
         self._model = model
         self._loop = loop
         self._paths = Paths(topology)
+        self.payload_messages = self.payload_bytes = self.delivered = 0  # of all runs
 
     async def measure(self, watcher: Watcher) -> Sequence[LinkMeasurement]:  # noqa: ARG002
         """Nothing to measure: the links are their models."""
@@ -192,7 +197,7 @@ class Simulation:
             progress=watcher.tick,
             interrupted=watcher.interrupted,
             # Now, while a model that remembers still has the request's arithmetic at hand.
-            ended=episode.references.__getitem__,
+            ended=episode.references.get,
         )
         try:
             await player.configure(
@@ -203,6 +208,9 @@ class Simulation:
             played = await player.play()
         finally:
             fleet.close()
+            self.payload_messages += fleet.payload_messages
+            self.payload_bytes += fleet.payload_bytes
+            self.delivered += fleet.delivered
             for _ in range(SETTLE_TURNS):
                 await asyncio.sleep(0)
         facts = HostFacts(

@@ -9,7 +9,7 @@ r"""A larger topology than anyone would type: metros of unequal servers on a map
     |ab|  distance between metros a and b, km      A(a)  rates of the access lines of metro a, summed
 
 (1) is the rank-size rule of cities.  In (2), 5 us/km is light in fibre, and 1.3 how much longer than the straight line
-fibre runs.  By (4) the network stays in one piece when any one line fails, with less than two lines per metro.
+fibre runs.  By (4) three metros or more stay joined when any one line fails, with less than two lines per metro.
 
 Devices, users and the ranges of access lines are those of topologies/edge10.yaml, which says where they come from.  The
 result is text, because a topology is a file that people read, change and keep.  Equal arguments give equal text.

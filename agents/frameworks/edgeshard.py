@@ -13,6 +13,10 @@ too, layers beyond a server's fast memory go to its slow memory at the price of 
 Online there is nothing to choose: a(l) is the owner of layer l, and all experts of a layer are there..  The papers
 run fp16; ``precision`` makes the same in int8 or int4, so that no gain is credited to routing that belongs to
 quantisation.
+
+In a cluster of more than ``MOST_CANDIDATES`` servers the programme sees a neighbourhood only [ours]: round every
+server, those that are quickest for a layer and the way there; of these neighbourhoods the quickest that holds the
+model.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.cluster import Cluster
+from agents.cluster import Cluster, part_of
 from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, Plan, View, next_server
 from agents.frameworks.cost import head_s
@@ -34,6 +38,8 @@ from agents.models.profile import ModelProfile
 from agents.protocol import FULL, Placement, Replica
 from agents.store import FAST_SHARE
 
+#: As many servers as the dynamic programme looks at.
+MOST_CANDIDATES = 24
 #: The C of (3), tightest first.
 BUSY_LIMITS = (0.7, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, float("inf"))
 
@@ -60,16 +66,17 @@ class EdgeShard(BaseFramework):
             raise FrameworkError(
                 f"{self.name} needs one copy of all experts; redundancy {cluster.redundancy:g} is too small"
             )
-        shards, fits = chain(cluster, profile, calibration, self.precision)
+        near = neighbourhood(cluster, profile, calibration, self.precision)
+        shards, fits = chain(near, profile, calibration, self.precision)
         room = list(fits)
         replicas = []
         for layer, owner in enumerate(shards.owners):
             fast = room[owner] > 0
             room[owner] -= 1
             for expert in range(profile.experts):
-                server = cluster.names[owner]
+                server = near.names[owner]
                 replicas.append(Replica(layer=layer, expert=expert, server=server, precision=self.precision, fast=fast))
-        return Placement(replicas=tuple(replicas), notes={"owners": [cluster.names[owner] for owner in shards.owners]})
+        return Placement(replicas=tuple(replicas), notes={"owners": [near.names[owner] for owner in shards.owners]})
 
     def begin(self, view: View) -> None:
         """Read the chain from the placement."""
@@ -117,6 +124,22 @@ def chain(
     raise FrameworkError(
         f"the servers have no room for {profile.name} in precision {precision}, not even in slow memory"
     )
+
+
+def neighbourhood(cluster: Cluster, profile: ModelProfile, calibration: Calibration, precision: str) -> Cluster:
+    """The part of a large cluster that the programme is to see; a small cluster as it is."""
+    if len(cluster.servers) <= MOST_CANDIDATES:
+        return cluster
+    expected = Expected(cluster, profile, calibration)
+    layer_bytes = profile.experts * profile.expert_bytes[precision]
+    fits = np.array([int(FAST_SHARE * server.device.fast_bytes // layer_bytes) for server in cluster.servers])
+    cost_s = expected.move_s() + expected.layer_s(precision).mean(axis=1)[None, :]
+    cost_s[:, fits == 0] = np.inf
+    nearest = np.argsort(cost_s, axis=1, kind="stable")[:, :MOST_CANDIDATES]  # (centres, candidates)
+    total_s = np.take_along_axis(cost_s, nearest, axis=1).sum(axis=1)
+    total_s[fits[nearest].sum(axis=1) < profile.layers] = np.inf
+    chosen = sorted(nearest[int(total_s.argmin())].tolist())
+    return part_of(cluster, chosen)
 
 
 def within(run_s: Floats, layers: np.ndarray[Any, np.dtype[np.int64]]) -> Floats:

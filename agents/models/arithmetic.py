@@ -7,11 +7,12 @@ is opaque to them: a residual stream of some width, and a cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from agents.models.twin import Floats, Gate
+from agents.models.twin import Call, Floats, Gate, Totals
 
 #: What ``new_cache`` makes; only the model that made it looks inside.
 Cache = Any
@@ -82,6 +83,18 @@ class Arithmetic(Protocol):
 
     def expert(self, layer: int, expert: int, precision: str, hidden: Floats) -> Floats:
         """One expert's output on rows of ``Gate.hidden``, (m, width)."""
+        ...
+
+    def experts(
+        self,
+        layer: int,
+        calls: Sequence[Call],
+        hidden: Floats,
+        index: npt.NDArray[Any],
+        weights: Floats,
+        total: Totals,
+    ) -> None:
+        """Adds the weighted outputs of several experts to ``total``, (rows, width): ``twin.add_experts``."""
         ...
 
     def logits(self, x: Floats) -> Floats:

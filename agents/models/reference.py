@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from agents.models.arithmetic import Arithmetic, Cache
 from agents.models.quantize import FULL
-from agents.models.twin import Floats, Gate, Totals, assign, contribution, finish
+from agents.models.twin import Floats, Gate, Totals, assign, finish
 
 #: One precision for all layers, or one per layer.
 Precision = str | Sequence[str]
@@ -76,9 +76,12 @@ def through(
 def mixture(twin: Arithmetic, layer: int, gate: Gate, precision: str) -> Totals:
     """The sum over all experts of one layer in fixed point, (n, width)."""
     total: Totals = np.zeros(gate.hidden.shape, np.int64)
-    for part in assign(gate.experts, gate.weights):
-        y = twin.expert(layer, part.expert, precision, gate.hidden[part.tokens])
-        total[part.tokens] += contribution(y, part.weights)
+    parts = assign(gate.experts, gate.weights)
+    if parts:
+        calls = [(part.expert, precision, len(part.tokens)) for part in parts]
+        index = np.concatenate([part.tokens for part in parts])
+        weights = np.concatenate([part.weights for part in parts])
+        twin.experts(layer, calls, gate.hidden, index, weights, total)
     return total
 
 

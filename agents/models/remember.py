@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from agents.models.arithmetic import Arithmetic, Cache, Shape
-from agents.models.twin import Floats, Gate
+from agents.models.twin import Call, Floats, Gate, Totals, add_experts
 
 #: What is remembered at most, keys included; what was not asked for the longest goes first.
 MEMORY_BYTES = 2**30
@@ -72,6 +72,18 @@ class Remembering:
         """The model's, remembered."""
         key = ("expert", layer, expert, precision, len(hidden), _digest(hidden))
         return self._recall(key, lambda: self._model.expert(layer, expert, precision, hidden))
+
+    def experts(
+        self,
+        layer: int,
+        calls: Sequence[Call],
+        hidden: Floats,
+        index: npt.NDArray[Any],
+        weights: Floats,
+        total: Totals,
+    ) -> None:
+        """``add_experts`` with remembered experts."""
+        add_experts(self.expert, layer, calls, hidden, index, weights, total)
 
     def logits(self, x: Floats) -> Floats:
         """The model's: large, and asked for rarely."""

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from agents.models.profile import _SHAPES, ModelProfile
 from agents.models.prompts import Prompts
 from agents.models.quantize import PRECISIONS
 from agents.models.trace import Problem, Trace, read_trace
-from agents.models.twin import Floats, Gate
+from agents.models.twin import Call, Floats, Gate, Totals
 from testbed.errors import TestbedError
 
 TRACE_SUFFIX = ".jsonl"
@@ -131,6 +131,21 @@ class Replay:
         if precision not in PRECISIONS:
             raise TestbedError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
         return np.zeros((len(hidden), 1), np.float32)
+
+    def experts(
+        self,
+        layer: int,
+        calls: Sequence[Call],
+        hidden: Floats,
+        index: npt.NDArray[Any],
+        weights: Floats,
+        total: Totals,
+    ) -> None:
+        """Adds nothing, as ``expert`` gives nothing."""
+        del layer, hidden, index, weights, total
+        for _, precision, _ in calls:
+            if precision not in PRECISIONS:
+                raise TestbedError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
 
     def logits(self, x: Floats) -> Floats:
         """Equation (2), (n, rows)."""

@@ -24,7 +24,7 @@ One thread for BLAS is faster at this size: set OPENBLAS_NUM_THREADS=1 before nu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,8 @@ from testbed.errors import TestbedError
 
 Floats = npt.NDArray[np.float32]
 Totals = npt.NDArray[np.int64]
+
+Call = tuple[int, str, int]  # expert, precision, rows
 
 FIXED_POINT = 2.0**32
 LARGEST_CONTRIBUTION = 2.0**24
@@ -108,6 +110,33 @@ def contribution(y: Floats, weight: Floats) -> Totals:
     if scaled.size and not np.abs(scaled).max() < LARGEST_CONTRIBUTION * FIXED_POINT:
         raise TestbedError("an expert's output is not finite, or too large for its fixed-point sum")
     return np.rint(scaled, out=scaled).astype(np.int64)
+
+
+def add_experts(
+    expert: Callable[[int, int, str, Floats], Floats],
+    layer: int,
+    calls: Sequence[Call],
+    hidden: Floats,
+    index: npt.NDArray[Any],
+    weights: Floats,
+    total: Totals,
+) -> None:
+    """Equations (3) and (4) of several calls: adds their contributions to ``total``, (rows, width).
+
+    ``index`` and ``weights`` hold, call after call, which rows of ``hidden`` the call takes and what each weighs.
+    ``expert`` computes (3).
+    """
+    outputs = np.empty((len(index), hidden.shape[1]), np.float32)
+    spans = []
+    start = 0
+    for number, precision, rows in calls:
+        lines = index[start : start + rows]
+        outputs[start : start + rows] = expert(layer, number, precision, hidden[lines])
+        spans.append((lines, start, start + rows))
+        start += rows
+    parts = contribution(outputs, weights)  # once for all: many small calls cost more
+    for lines, first, end in spans:
+        total[lines] += parts[first:end]
 
 
 def finish(x: Floats, total: Totals) -> Floats:
@@ -220,6 +249,18 @@ class Twin:
         active *= value
         out: Floats = active @ outer
         return out
+
+    def experts(
+        self,
+        layer: int,
+        calls: Sequence[Call],
+        hidden: Floats,
+        index: npt.NDArray[Any],
+        weights: Floats,
+        total: Totals,
+    ) -> None:
+        """``add_experts`` with this twin's experts."""
+        add_experts(self.expert, layer, calls, hidden, index, weights, total)
 
     def logits(self, x: Floats) -> Floats:
         """Scores of the next token, (n, vocab)."""

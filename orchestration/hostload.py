@@ -1,0 +1,111 @@
+r"""How much of the host a run will need, and how slowly it must therefore run: ``dilation: auto``.
+
+The plan is played in virtual time first, a part of it, with its real arithmetic.  That takes the processor time of all
+agents together, and counts the messages that they send.  What an emulated message costs beyond that is known from
+measurement (``benchmarks/host_load.py`` prints it again): encoding, ZeroMQ, the kernel's TCP on both ends, the relay.
+
+    need   = agents + messages · c + bytes · b        processor seconds per emulated second                      (1)
+    D      = smallest dilation with  need / (D · processors) <= 1/2                                              (2)
+
+Half, because arrivals come in bursts, and a host that is busy half of the time on average is fully busy now and then.
+The report of a run says whether that was enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from agents.gossip import peers_of
+from agents.protocol import GOSSIP_INTERVAL_S
+from orchestration.comparison import Candidate, Comparison, Episode
+from orchestration.references import References
+from orchestration.simulation import Simulation
+from orchestration.stage import Watcher
+from testbed.simulation.loop import VirtualLoop
+
+#: Processor time of one emulated message, both agents and the relay, and of each of its bytes.
+MESSAGE_S = 0.55e-3
+BYTE_S = 1.2e-9
+#: The host is to be busy for at most this share.
+AIM = 0.5
+#: Requests of the plan that are tried.
+TRIED = 12
+STEPS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLoad:
+    """What one candidate's run needs."""
+
+    framework: str
+    agents_s: float  # processor seconds per emulated second
+    messages_per_s: float
+    bytes_per_s: float
+
+    @property
+    def need(self) -> float:
+        """Equation (1)."""
+        return self.agents_s + MESSAGE_S * self.messages_per_s + BYTE_S * self.bytes_per_s
+
+    def busy(self, dilation: float, processors: int) -> float:
+        """Share of the host that will be busy."""
+        return self.need / (dilation * processors)
+
+
+def predict(comparison: Comparison) -> tuple[HostLoad, ...]:
+    """The load of every candidate, on this machine, now."""
+    loop = VirtualLoop()
+    try:
+        return tuple(
+            loop.run_until_complete(_predict(comparison, candidate, loop)) for candidate in comparison.candidates
+        )
+    finally:
+        loop.close()
+
+
+def choose(loads: Iterable[HostLoad], processors: int) -> float:
+    """Equation (2), for the candidate that needs most, so that all are compared at one dilation."""
+    need = max(load.need for load in loads)
+    wanted = need / (AIM * processors)
+    return next((step for step in STEPS if step >= wanted), float(math.ceil(wanted)))
+
+
+def processors() -> int:
+    """Those that we may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+async def _predict(comparison: Comparison, candidate: Candidate, loop: VirtualLoop) -> HostLoad:
+    episode = _beginning(comparison)
+    stage = Simulation(comparison.topology, comparison.model, loop)
+    before_s = time.process_time()
+    played, _ = await stage.play(comparison, candidate, episode, "load", Watcher(interrupted=asyncio.Event()))
+    agents_s = time.process_time() - before_s
+    # Per request that was tried, at the rate of the plan; gossip goes on whether requests come or not.
+    share = episode.scenario.arrival_rate_per_s / max(1, len(played.submitted))
+    servers = len(comparison.cluster.names)
+    told = len(peers_of(0, servers=servers, round_number=0))
+    return HostLoad(
+        framework=candidate.name,
+        agents_s=agents_s * share,
+        messages_per_s=stage.payload_messages * share + servers * told / GOSSIP_INTERVAL_S,
+        bytes_per_s=stage.payload_bytes * share,
+    )
+
+
+def _beginning(comparison: Comparison) -> Episode:
+    """The first requests of the plan, at the plan's own rate, without its link changes."""
+    episode = comparison.episodes[0]
+    scenario = episode.scenario
+    requests = scenario.requests[:TRIED]
+    span_s = len(requests) / scenario.arrival_rate_per_s
+    return replace(
+        episode,
+        scenario=replace(scenario, requests=requests, duration_s=span_s, changes=(), failures=()),
+        references=References(comparison.model.twin, (), {}),
+    )
