@@ -88,7 +88,7 @@ Duration = Annotated[
     float | None, typer.Option(min=0.1, max=1e5, help="emulated seconds of arrivals; default: the scenario's")
 ]
 GenerateShare = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="share of requests that generate text")]
-ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the twin")]
+ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the twin, or a routing trace (.jsonl)")]
 Redundancy = Annotated[
     float, typer.Option(min=1.0, max=100.0, help="memory for experts, in full-precision copies of all of them")
 ]
@@ -294,13 +294,9 @@ def _place(
     backend: Backend, model: Model, topology: Path | None, testbed: str | None, *, like_testbed: bool = False
 ) -> Iterator[_Place]:
     """Where to play: what the user says, or what is possible.  ``like_testbed`` simulates the testbed that is up."""
-    if backend == Backend.AUTO and testbed is None and topology is None:
-        missing = capabilities.missing_for_netns()
-        if missing:
-            lacks = "; ".join(f"{each.name}: {each.detail}" for each in missing)
-            console.print(f"packets cannot be emulated here ({lacks}): simulating in virtual time", soft_wrap=True)
-            backend = Backend.SIM
-    if backend == Backend.SIM or (backend == Backend.AUTO and topology is not None):
+    if backend == Backend.AUTO:
+        backend = _possible(topology, testbed)
+    if backend == Backend.SIM:
         if testbed is not None and not like_testbed:
             raise TestbedError("--testbed names a testbed that is up; --backend sim needs none")
         found = _topology_of(testbed) if like_testbed else load_topology(topology or DEFAULT_TOPOLOGY)
@@ -326,6 +322,21 @@ def _place(
     finally:
         loop.close()
         network.close()
+
+
+def _possible(topology: Path | None, testbed: str | None) -> Backend:
+    """What ``auto`` is here; says so where it is not the testbed that is up."""
+    missing = capabilities.missing_for_netns() if testbed is None else []
+    if missing:
+        lacks = "; ".join(f"{each.name}: {each.detail}" for each in missing)
+        console.print(f"packets cannot be emulated here ({lacks}): simulating in virtual time", soft_wrap=True)
+        return Backend.SIM
+    if topology is not None:
+        console.print(
+            f"simulating {topology} in virtual time (a testbed that is up has its own topology)", soft_wrap=True
+        )
+        return Backend.SIM
+    return Backend.NETNS
 
 
 def _topology_of(testbed: str | None) -> Topology:

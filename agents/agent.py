@@ -312,7 +312,7 @@ class Agent:
             )
             news = run.telemetry.news((state.backlog_s, state.wait_s, state.load_backlog_s), now_s=now_s)
             for peer in peers_of(place, servers=len(names), round_number=round_number):
-                run.channel.send(names[peer], state, news)
+                run.channel.send(names[peer], state, (news,))
             run.telemetry.tick(now_s=now_s)
             if run.telemetry.lost:
                 run.passes.peers_lost(run.telemetry.lost)

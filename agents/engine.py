@@ -272,7 +272,7 @@ class Engine:
 
         def work() -> tuple[Array, Array, bytes]:
             logits = self._twin.logits(wanted)
-            nll = next_token_nll(logits, tokens) if scored else np.zeros(0)
+            nll = next_token_nll(logits, tokens) if scored and self._twin.measures_quality else np.zeros(0)
             return nll.astype(np.float32), logits.argmax(axis=1).astype(np.int32), digest(logits)
 
         modelled_s = head_s(self._device, self._profile, len(wanted))

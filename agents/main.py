@@ -22,9 +22,7 @@ import zmq
 from agents.agent import Agent
 from agents.clock import WallClock
 from agents.codec import decode_command, encode_management
-from agents.models.calibrate import Calibration
-from agents.models.profile import ModelProfile
-from agents.models.twin import Twin
+from agents.models.model import Model
 from agents.protocol import (
     DATA_PORT,
     ORPHANED_AFTER_S,
@@ -43,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agents.main", description="the agent of one server")
     parser.add_argument("--server", required=True, help="this server's name in the topology")
     parser.add_argument("--management", required=True, help="ZeroMQ endpoint of the orchestrator")
-    parser.add_argument("--model", required=True, type=Path, help="directory of the twin")
+    parser.add_argument("--model", required=True, type=Path, help="directory of the twin, or a routing trace")
     options = parser.parse_args(arguments)
     # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
@@ -58,9 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 async def _serve(server: str, management: str, model: Path) -> int:
     loop = asyncio.get_running_loop()
-    twin = Twin.load(model)
-    profile = ModelProfile.load(twin.spec.name)
-    calibration = Calibration.load(model)
+    loaded = Model.load(model)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands = context.socket(zmq.DEALER)
     commands.set(zmq.LINGER, 500)
@@ -87,9 +83,9 @@ async def _serve(server: str, management: str, model: Path) -> int:
         server=server,
         clock=WallClock(origin_s=time.monotonic()),
         transport=transport,
-        twin=twin,
-        profile=profile,
-        calibration=calibration,
+        twin=loaded.twin,
+        profile=loaded.profile,
+        calibration=loaded.calibration,
         report=report,
         rss_bytes=_rss_bytes,
         stop=stopped.set,

@@ -229,8 +229,9 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Answer: (ArraySpec("nll", "<f4", 1), ArraySpec("top1", "<i4", 1)),
     Failed: (),
     State: (
-        ArraySpec("heard_s", "<f8", 1),  # per server of the cluster: when it last said how it is; (0,) in a small one
-        ArraySpec("loads", "<f8", 2),  # (servers, 3): what it said, in the order of ``State``'s first fields
+        # (4, servers of the cluster); (0, 0) in a small one.  Rows: when each server last said how it is, and what it
+        # said, in the order of ``State``'s first fields.
+        ArraySpec("news", "<f8", 2),
     ),
 }
 

@@ -38,7 +38,7 @@ LARGE_BYTES = 32_768
 UNREMARKABLE, UNREMARKABLE_S = 0.05, 0.5e-3
 #: After so many times ``FORGET_S`` an estimate is as good as nominal.
 FADED = 4.0
-NOTHING_HEARD: tuple[Array, Array] = (np.zeros(0), np.zeros((0, 3)))
+NO_NEWS: Array = np.zeros((0, 0))
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class _Path:
             self.nominal_pace_s + keep * (self.pace_s - self.nominal_pace_s),
         )
 
-    def looks_nominal(self, delay_s: float, pace_s: float) -> bool:
-        """Whether these values are so close to the nominal ones that nobody need be told."""
+    def looks_nominal(self) -> bool:
+        """Whether the estimate was so close to the nominal values that nobody need be told; age brings it closer."""
         return (
-            abs(delay_s - self.nominal_delay_s) <= UNREMARKABLE * self.nominal_delay_s + UNREMARKABLE_S
-            and pace_s <= (1 + UNREMARKABLE) * self.nominal_pace_s
+            abs(self.delay_s - self.nominal_delay_s) <= UNREMARKABLE * self.nominal_delay_s + UNREMARKABLE_S
+            and self.pace_s <= (1 + UNREMARKABLE) * self.nominal_pace_s
         )
 
 
@@ -76,8 +76,10 @@ class Telemetry:
         self._me = cluster.index(server)
         self._large = relays(len(self._names))
         self._dead_after_s = dead_after_s(len(self._names))
-        self._heard_s = np.full(len(self._names), now_s)  # the last news of each server
-        self._loads = np.zeros((len(self._names), 3))  # backlog, recent mean wait, load backlog
+        #: Rows: when each server was last heard of; its backlog, recent mean wait and load backlog then.
+        self._news = np.zeros((4, len(self._names)))
+        self._heard_s, self._loads = self._news[0], self._news[1:]
+        self._heard_s[:] = now_s
         self._lost: set[str] = set()
         self._paths: dict[tuple[int, int], _Path] = {}
 
@@ -103,13 +105,13 @@ class Telemetry:
         if isinstance(message.body, State):
             self._told(source, message.body, message.arrays, now_s)
 
-    def news(self, own: tuple[float, float, float], *, now_s: float) -> tuple[Array, Array]:
+    def news(self, own: tuple[float, float, float], *, now_s: float) -> Array:
         """What gossip carries of all servers: when each was heard of, and its load; nothing in a small cluster."""
         if not self._large:
-            return NOTHING_HEARD
+            return NO_NEWS
         self._heard_s[self._me] = now_s
-        self._loads[self._me] = own
-        return self._heard_s.copy(), self._loads.copy()
+        self._loads[:, self._me] = own
+        return self._news.copy()
 
     def tick(self, *, now_s: float) -> list[str]:
         """Servers that are lost as of now and were not before."""
@@ -134,7 +136,7 @@ class Telemetry:
 
     def peer_state(self, name: str) -> tuple[float, float, float]:
         """Backlog, recent mean wait, load backlog of another server, in seconds, as last heard."""
-        backlog_s, wait_s, load_backlog_s = self._loads[self._cluster.index(name)].tolist()
+        backlog_s, wait_s, load_backlog_s = self._loads[:, self._cluster.index(name)].tolist()
         return backlog_s, wait_s, load_backlog_s
 
     def path(self, source: str, target: str, *, now_s: float) -> tuple[float, float]:
@@ -151,9 +153,9 @@ class Telemetry:
         rows = []
         for (source, target), path in self._paths.items():
             if target == self._me:
-                delay_s, pace_s = path.aged(now_s)
-                if self._large and path.looks_nominal(delay_s, pace_s):
+                if self._large and path.looks_nominal():
                     continue
+                delay_s, pace_s = path.aged(now_s)
                 rows.append(LinkEstimate(source=self._names[source], delay_s=delay_s, rate_bps=1 / pace_s))
         return rows
 
@@ -165,18 +167,18 @@ class Telemetry:
                 del self._paths[ends]
 
     def _told(self, source: int, state: State, arrays: tuple[Array, ...], now_s: float) -> None:
-        self._loads[source] = (state.backlog_s, state.wait_s, state.load_backlog_s)
+        self._loads[:, source] = (state.backlog_s, state.wait_s, state.load_backlog_s)
         for row in state.links:
             other_source = self._place(row.source)
             if other_source is None or not row.rate_bps > 0:
                 continue  # nonsense from the wire
             other = self._path(other_source, source, now_s)
             other.delay_s, other.pace_s, other.updated_s = row.delay_s, 1 / row.rate_bps, now_s
-        heard_s, loads = arrays if arrays else NOTHING_HEARD
-        if len(heard_s) == len(self._names) and loads.shape == self._loads.shape:
-            newer = (heard_s > self._heard_s) & (heard_s <= now_s)
-            self._heard_s[newer] = heard_s[newer]
-            self._loads[newer] = loads[newer]
+        if arrays and arrays[0].shape == self._news.shape:
+            told = arrays[0]
+            newer = told[0] > self._heard_s
+            newer &= told[0] <= now_s
+            np.copyto(self._news, told, where=newer)
 
     def _place(self, name: str) -> int | None:
         try:

@@ -15,7 +15,7 @@ from analysis import tables
 from analysis.gallery import Picture
 from analysis.load import Comparison, Run
 from analysis.metrics import METRICS, OTHER_DEFINITIONS
-from analysis.schema import Calibration, Check
+from analysis.schema import Calibration, Check, Manifest
 from analysis.tables import Summary
 from analysis.text import NONE, number, percent_change, quantity
 
@@ -83,10 +83,16 @@ def _scenario(comparison: Comparison) -> str:
         f"{len(comparison.runs)} runs of {len(comparison.frameworks)} frameworks on topology "
         f"{manifest.topology.name} ({servers} servers, {links} links), model {manifest.model.get('name', NONE)}. "
         f"Arrivals over {number(manifest.duration_s)} s, objective {number(1e3 * manifest.slo_s)} ms, "
-        f"dilation {number(manifest.dilation)} (wall seconds per emulated second). "
+        f"{_backend(manifest)} "
         f"Requests: {sum(count.sent for count in counts)} sent = {sum(count.completed for count in counts)} completed "
         f"+ {sum(count.failed for count in counts)} failed. All times are emulated."
     )
+
+
+def _backend(manifest: Manifest) -> str:
+    if manifest.backend == "sim":
+        return "Simulated in virtual time: no packets, and nothing of the host in the figures."
+    return f"Emulated ({manifest.backend}), dilation {number(manifest.dilation)} (wall seconds per emulated second)."
 
 
 def _verdict(comparison: Comparison) -> str:

@@ -152,6 +152,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     calibration: tuple[Calibration, ...] = ()
     quality_budget: float | None = None  # relative NLL increase that a request may cost
+    backend: str = "netns"
+    wall_s: float | None = None  # what the run took
     format: int = FORMAT
 
 

@@ -108,6 +108,7 @@ def describe(
         "topology": comparison.topology,
         "model": {
             "name": profile.name,
+            "summary": comparison.model.summary,
             "layers": profile.layers,
             "experts": profile.experts,
             "top_k": profile.top_k,
@@ -144,9 +145,11 @@ def one_line(name: str, played: Played, scenario: Scenario, answers: Mapping[int
     latencies = latencies_s(played, scenario)
     text = f"{name}: {len(latencies)} of {len(played.submitted)} answered"
     if latencies:
-        exact = sum(done.digest == answers[number].digest for number, done in played.done.items() if not done.error)
+        answered = [(done, answers[number]) for number, done in played.done.items() if not done.error]
+        exact = sum(done.digest == reference.digest for done, reference in answered)
+        kind = "bit-exact" if answered[0][1].measures_quality else "as recorded"
         mean_ms, p99_ms = 1e3 * np.mean(latencies), 1e3 * np.quantile(latencies, 0.99)
-        text += f", mean {mean_ms:.0f} ms, P99 {p99_ms:.0f} ms, {exact} bit-exact"
+        text += f", mean {mean_ms:.0f} ms, P99 {p99_ms:.0f} ms, {exact} {kind}"
     bad = [f"{check.name} {check.value:.3g} {check.unit} > {check.bound:g}" for check in verdict.checks if not check.ok]
     return f"{text}, fidelity {verdict.verdict}" + (f" ({'; '.join(bad)})" if bad else "")
 

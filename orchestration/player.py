@@ -104,6 +104,16 @@ class Played:
     complaints: list[str] = field(default_factory=list)  # of agents, beside failed requests
     complete: bool = False
 
+    @property
+    def failed_servers(self) -> set[str]:
+        """Servers that the scenario has let fail so far."""
+        return {event.change.server for event in self.events if isinstance(event.change, ServerFailure)}
+
+    @property
+    def dead(self) -> set[str]:
+        """Servers whose agent is gone, as the scenario wanted or not."""
+        return self.failed_servers | set(self.ended_agents)
+
 
 class Player:
     """Plays one scenario under one placement."""
@@ -212,7 +222,7 @@ class Player:
 
     def _ended(self) -> list[str]:
         """Servers whose agent has ended although the scenario did not want it."""
-        wanted = {event.change.server for event in self.played.events if isinstance(event.change, ServerFailure)}
+        wanted = self.played.failed_servers
         return [server for server in self._agents.ended() if server not in wanted]
 
     async def _clock_tick(self) -> None:

@@ -88,8 +88,9 @@ def write_run(
 ) -> None:
     """One run directory; the manifest is written last, so a directory with one is whole."""
     directory.mkdir(parents=True)
+    dead = played.dead
     requests = [
-        request_row(request, played.done.get(request.number), references[request.number])
+        request_row(request, played.done.get(request.number), references[request.number], dead=request.home in dead)
         for request in scenario.requests
         if request.number in played.submitted
     ]
@@ -110,8 +111,11 @@ def write_run(
     write_json(directory / "manifest.json", manifest)
 
 
-def request_row(request: Request, done: Done | None, reference: Reference) -> dict[str, Any]:
-    """One row of requests.parquet; a request without an end by the time the run was collected has failed."""
+def request_row(request: Request, done: Done | None, reference: Reference, *, dead: bool = False) -> dict[str, Any]:
+    """One row of requests.parquet; a request without an end by the time the run was collected has failed.
+
+    ``dead`` says that its home server has failed, and so could not report the end.
+    """
     row: dict[str, Any] = {
         "request": request.number,
         "kind": request.kind,
@@ -127,7 +131,7 @@ def request_row(request: Request, done: Done | None, reference: Reference) -> di
             "sent_s": request.at_s,
             "moves": 0,
             "sent_bytes": 0,
-            "error": "the run ended before the request did",
+            "error": f"its home server {request.home} has failed" if dead else "the run ended before the request did",
         }
     row |= {"sent_s": done.sent_s, "moves": done.moves, "sent_bytes": done.sent_bytes, "error": done.error}
     if done.error is not None:

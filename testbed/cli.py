@@ -180,15 +180,19 @@ def generate(
 
 
 @app.command()
-def doctor() -> None:
-    """Show what this machine can do."""
-    for each in capabilities.probe():
+def doctor(
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing; the exit code tells.")] = False,
+) -> None:
+    """Show what this machine can do; exit code 1 where packets cannot be emulated."""
+    missing = capabilities.missing_for_netns()
+    for each in () if quiet else capabilities.probe():
         mark = "[green]yes[/green]" if each.available else "[red]no [/red]"
         console.print(f"{mark} {each.name}: {each.detail}; for {each.needed_for}", highlight=False, soft_wrap=True)
         if not each.available:
             console.print(f"    {each.remedy}", highlight=False, soft_wrap=True)
-    missing = capabilities.missing_for_netns()
-    console.print("backend: netns, links: relay" if not missing else "packets cannot be emulated here", highlight=False)
+    if not quiet:
+        found = "netns, links: relay" if not missing else "sim (virtual time): packets cannot be emulated here"
+        console.print(f"backend: {found}", highlight=False)
     if missing:
         raise typer.Exit(BROKEN)
 

@@ -53,6 +53,11 @@ class ModelProfile:
             raise TestbedError(f"no profile of a model {name!r}; known are {', '.join(sorted(_SHAPES))}")
         return cls(name=name, **shape)  # type: ignore[arg-type]
 
+    @classmethod
+    def known(cls) -> list[Self]:
+        """All profiles, by name."""
+        return [cls.load(name) for name in sorted(_SHAPES)]
+
     @property
     def hidden_bytes(self) -> int:
         """One token's hidden state or expert result on the wire."""

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.models.calibrate import Calibration
-from agents.models.profile import _SHAPES, ModelProfile
+from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts
 from agents.models.quantize import PRECISIONS
 from agents.models.trace import Problem, Trace, read_trace
@@ -94,7 +94,7 @@ class Replay:
     @classmethod
     def load(cls, path: Path, profiles: Sequence[ModelProfile] | None = None) -> Self:
         """Read a trace of one of ``profiles``, or of any known model.  TestbedError naming file and line otherwise."""
-        known = [ModelProfile.load(name) for name in sorted(_SHAPES)] if profiles is None else profiles
+        known = ModelProfile.known() if profiles is None else profiles
         return cls(read_trace(path, known))
 
     # --- the pieces of a forward pass ---------------------------------------------------------------------------------

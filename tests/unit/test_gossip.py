@@ -40,13 +40,13 @@ def test_news_of_a_third_server_keeps_it_alive_in_a_large_cluster() -> None:
     servers = 40
     listener = Telemetry(cluster(servers, delay_s=0.010, rate_bps=1e9), "s1", now_s=0.0)
     late_s = dead_after_s(servers) + 1.0
-    heard_s = np.full(servers, late_s - 0.1)
-    heard_s[4] = 0.5  # nobody has heard of s5 since
-    loads = np.zeros((servers, 3))
-    loads[2] = (0.3, 0.2, 0.1)
+    news = np.zeros((4, servers))
+    news[0] = late_s - 0.1
+    news[0, 4] = 0.5  # nobody has heard of s5 since
+    news[1:, 2] = (0.3, 0.2, 0.1)
     body = State(backlog_s=0.0, wait_s=0.0, load_backlog_s=0.0, links=[])
     listener.received(
-        Message(run="r", source="s2", sent_s=late_s - 0.01, size_bytes=0, body=body, arrays=(heard_s, loads)),
+        Message(run="r", source="s2", sent_s=late_s - 0.01, size_bytes=0, body=body, arrays=(news,)),
         now_s=late_s,
     )
 
@@ -59,11 +59,10 @@ def test_older_news_does_not_replace_newer_and_nonsense_is_ignored() -> None:
     servers = 40
     listener = Telemetry(cluster(servers, delay_s=0.010, rate_bps=1e9), "s1", now_s=5.0)
     body = State(backlog_s=0.0, wait_s=0.0, load_backlog_s=0.0, links=[])
-    stale = (np.full(servers, 4.0), np.ones((servers, 3)))
-    from_the_future = (np.full(servers, 99.0), np.ones((servers, 3)))
-    too_short = (np.full(3, 5.5), np.ones((3, 3)))
-    for arrays in (stale, from_the_future, too_short):
-        listener.received(Message(run="r", source="s2", sent_s=5.9, size_bytes=0, body=body, arrays=arrays), now_s=6.0)
+    stale, from_the_future, too_short = (np.ones((4, n)) for n in (servers, servers, 3))
+    stale[0], from_the_future[0], too_short[0] = 4.0, 99.0, 5.5
+    for news in (stale, from_the_future, too_short):
+        listener.received(Message(run="r", source="s2", sent_s=5.9, size_bytes=0, body=body, arrays=(news,)), now_s=6.0)
 
     assert listener.peer_state("s3") == (0.0, 0.0, 0.0)
     assert listener.alive("s3")
