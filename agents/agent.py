@@ -160,7 +160,7 @@ class _Run:
         nothing = np.zeros((1, twin.spec.width), dtype=np.float32)
         for copy in self.command.placement.replicas:
             if copy.server == self.server:
-                twin.expert(copy.layer, copy.expert, copy.precision, nothing)
+                twin.outputs(copy.layer, [(copy.expert, copy.precision, 1)], nothing)
 
     @property
     def passes(self) -> Engine:

@@ -81,8 +81,11 @@ class Arithmetic(Protocol):
         """Which experts every token chooses, and how much each weighs."""
         ...
 
-    def expert(self, layer: int, expert: int, precision: str, hidden: Floats) -> Floats:
-        """One expert's output on rows of ``Gate.hidden``, (m, width)."""
+    def outputs(self, layer: int, calls: Sequence[Call], rows: Floats) -> Floats:
+        """The outputs of several experts on rows of ``Gate.hidden``, call after call, (m, width).
+
+        The bits of a call's lines depend on that call alone.
+        """
         ...
 
     def experts(
@@ -94,7 +97,10 @@ class Arithmetic(Protocol):
         weights: Floats,
         total: Totals,
     ) -> None:
-        """Adds the weighted outputs of several experts to ``total``, (rows, width): ``twin.add_experts``."""
+        """Adds the weighted outputs of several experts to ``total``, (rows, width), in fixed point.
+
+        ``index`` and ``weights`` hold, call after call, which rows of ``hidden`` a call takes and what each weighs.
+        """
         ...
 
     def logits(self, x: Floats) -> Floats:

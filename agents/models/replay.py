@@ -125,12 +125,13 @@ class Replay:
         """What these tokens chose in the recording; the same object for the same tokens, if it was lately made."""
         return self._gate(layer, x.tobytes())
 
-    def expert(self, layer: int, expert: int, precision: str, hidden: Floats) -> Floats:
+    def outputs(self, layer: int, calls: Sequence[Call], rows: Floats) -> Floats:
         """Zeros: nothing is known of what an expert gave."""
-        del layer, expert
-        if precision not in PRECISIONS:
-            raise TestbedError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
-        return np.zeros((len(hidden), 1), np.float32)
+        del layer
+        for _, precision, _ in calls:
+            if precision not in PRECISIONS:
+                raise TestbedError(f"unknown precision {precision!r}; known are {', '.join(PRECISIONS)}")
+        return np.zeros((len(rows), 1), np.float32)
 
     def experts(
         self,
@@ -141,7 +142,7 @@ class Replay:
         weights: Floats,
         total: Totals,
     ) -> None:
-        """Adds nothing, as ``expert`` gives nothing."""
+        """Adds nothing, as ``outputs`` gives nothing."""
         del layer, hidden, index, weights, total
         for _, precision, _ in calls:
             if precision not in PRECISIONS:

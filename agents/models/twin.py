@@ -24,7 +24,7 @@ One thread for BLAS is faster at this size: set OPENBLAS_NUM_THREADS=1 before nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -113,30 +113,17 @@ def contribution(y: Floats, weight: Floats) -> Totals:
 
 
 def add_experts(
-    expert: Callable[[int, int, str, Floats], Floats],
-    layer: int,
-    calls: Sequence[Call],
-    hidden: Floats,
-    index: npt.NDArray[Any],
-    weights: Floats,
-    total: Totals,
+    calls: Sequence[Call], outputs: Floats, weights: Floats, index: npt.NDArray[Any], total: Totals
 ) -> None:
-    """Equations (3) and (4) of several calls: adds their contributions to ``total``, (rows, width).
+    """Equation (4) and its sum: adds what calls contribute to ``total``, (rows, width).
 
-    ``index`` and ``weights`` hold, call after call, which rows of ``hidden`` the call takes and what each weighs.
-    ``expert`` computes (3).
+    Line j of ``outputs`` weighs ``weights[j]`` and goes to row ``index[j]``; the lines stand call after call.
     """
-    outputs = np.empty((len(index), hidden.shape[1]), np.float32)
-    spans = []
+    parts = contribution(outputs, weights)
     start = 0
-    for number, precision, rows in calls:
-        lines = index[start : start + rows]
-        outputs[start : start + rows] = expert(layer, number, precision, hidden[lines])
-        spans.append((lines, start, start + rows))
-        start += rows
-    parts = contribution(outputs, weights)  # once for all: many small calls cost more
-    for lines, first, end in spans:
-        total[lines] += parts[first:end]
+    for _, _, count in calls:
+        total[index[start : start + count]] += parts[start : start + count]  # rows differ within a call
+        start += count
 
 
 def finish(x: Floats, total: Totals) -> Floats:
@@ -239,15 +226,28 @@ class Twin:
 
     def expert(self, layer: int, expert: int, precision: str, hidden: Floats) -> Floats:
         """Equation (3) on the given rows, (m, width)."""
-        inner, outer = self._prepared(layer, expert, precision)
-        projected = np.ascontiguousarray(hidden) @ inner  # (m, 2 expert width): half of the gate, value
+        return self.outputs(layer, [(expert, precision, len(hidden))], np.ascontiguousarray(hidden))
+
+    def outputs(self, layer: int, calls: Sequence[Call], rows: Floats) -> Floats:
+        """Equation (3) of several calls, call after call, (m, width); each multiplies its own rows only."""
+        prepared = [self._prepared(layer, expert, precision) for expert, precision, _ in calls]
+        width, inner_width = rows.shape[1], 2 * self.spec.expert_width
+        projected = np.empty((len(rows), inner_width), np.float32)  # half of the gate, value
+        out: Floats = np.empty((len(rows), width), np.float32)
+        start = 0
+        for (inner, _), (_, _, count) in zip(prepared, calls, strict=True):
+            np.matmul(rows[start : start + count], inner, out=projected[start : start + count])
+            start += count
         half, value = projected[:, : self.spec.expert_width], projected[:, self.spec.expert_width :]
         # silu(2u) = u (1 + tanh u): no overflow, and the half is folded into the weights, exactly.
         active = np.tanh(half)
         active += np.float32(1)
         active *= half
         active *= value
-        out: Floats = active @ outer
+        start = 0
+        for (_, outer), (_, _, count) in zip(prepared, calls, strict=True):
+            np.matmul(active[start : start + count], outer, out=out[start : start + count])
+            start += count
         return out
 
     def experts(
@@ -259,8 +259,11 @@ class Twin:
         weights: Floats,
         total: Totals,
     ) -> None:
-        """``add_experts`` with this twin's experts."""
-        add_experts(self.expert, layer, calls, hidden, index, weights, total)
+        """Equations (3) and (4) of several calls: adds their contributions to ``total``, (rows, width).
+
+        ``index`` and ``weights`` hold, call after call, which rows of ``hidden`` a call takes and what each weighs.
+        """
+        add_experts(calls, self.outputs(layer, calls, hidden[index]), weights, index, total)
 
     def logits(self, x: Floats) -> Floats:
         """Scores of the next token, (n, vocab)."""

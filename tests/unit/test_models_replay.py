@@ -123,7 +123,7 @@ def test_a_cache_refuses_a_position_it_has_not_reached(tmp_path: Path) -> None:
 def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
     replay = replayed(tmp_path, lines(4))
     with pytest.raises(TestbedError, match="unknown precision 'int3'"):
-        replay.expert(0, 0, "int3", replay.embed([0]))
+        replay.outputs(0, [(0, "int3", 1)], replay.embed([0]))
 
 
 # --- gates that come again --------------------------------------------------------------------------------------------
