@@ -185,10 +185,11 @@ class Network:
         self._shaper.lateness(reset=True)
 
     def scale(self, dilation: float) -> None:
-        """Run every link ``dilation`` times slower in wall time: rates divided, delays and jitter multiplied."""
+        """Run every link ``dilation`` times slower in wall time: rates divided; delays, jitter, timers multiplied."""
         if not 0 < dilation < float("inf"):
             raise TestbedError(f"dilation {dilation} is not a positive number")
         self._shaper.dilate(dilation)
+        self._backend.stretch(self.wiring, dilation)
         self.dilation = dilation
 
     def dilated(self, direction: Direction) -> Direction:

@@ -28,6 +28,9 @@ INITIAL_WINDOW_PACKETS = 256
 #: ... but never more of the smallest queue of the path than this, or the first burst would drop its own tail.
 INITIAL_WINDOW_OF_QUEUE = 0.75
 
+#: The least that TCP's time-out adds to the round trip (Linux: TCP_RTO_MIN), emulated seconds.
+RTO_MIN_S = 0.2
+
 
 def bundle_for(direction: Direction) -> int:
     """How many packets may travel as one: 1 where physics acts on single packets, more where only time counts."""

@@ -46,5 +46,8 @@ class Backend(Protocol):
     def connect(self, wiring: Wiring) -> None:
         """Give the plugged interfaces their addresses, and every node its routes."""
 
+    def stretch(self, wiring: Wiring, dilation: float) -> None:
+        """Run timers of the sandboxes' kernel ``dilation`` times slower, where they can be told."""
+
     def sandbox(self, wiring: NodeWiring) -> Sandbox:
         """The sandbox of that node, also of a testbed that another process brought up."""

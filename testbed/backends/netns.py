@@ -25,7 +25,7 @@ from testbed.backends import kernel
 from testbed.errors import TestbedError
 from testbed.ledger import Ledger
 from testbed.paths import Paths
-from testbed.tcp import INITIAL_WINDOW_PACKETS, initial_window
+from testbed.tcp import INITIAL_WINDOW_PACKETS, RTO_MIN_S, initial_window
 from testbed.topology import Topology
 from testbed.wiring import NODE_PREFIX_LENGTH, NodeWiring, Wiring
 
@@ -115,8 +115,17 @@ class NetnsBackend:
             with kernel.inside_netns(self.sandbox(node).netns), IPRoute() as netlink:
                 self._connect(node, netlink)
 
+    def stretch(self, wiring: Wiring, dilation: float) -> None:
+        """Let TCP's shortest time-out last as long in the emulated world as in a real one."""
+        for node in wiring.nodes:
+            with kernel.inside_netns(self.sandbox(node).netns), IPRoute() as netlink:
+                try:
+                    self._route(node, netlink, _indices(netlink), dilation=dilation)
+                except (KeyError, NetlinkError) as error:
+                    raise TestbedError(f"{node.name}: its routes cannot be changed: {error}") from error
+
     def _connect(self, node: NodeWiring, netlink: IPRoute) -> None:
-        index = {link.get("ifname"): link["index"] for link in netlink.get_links()}
+        index = _indices(netlink)
         try:
             for interface in node.interfaces:
                 here = index[interface.name]
@@ -133,22 +142,30 @@ class NetnsBackend:
                     prefsrc=interface.address,
                     metrics=_tcp(PROBE_WINDOW_PACKETS),
                 )
-            for route in node.routes:
-                netlink.route(
-                    "add",
-                    dst=f"{route.destination}/{NODE_PREFIX_LENGTH}",
-                    gateway=route.via,
-                    oif=index[route.interface],
-                    prefsrc=route.source,
-                    metrics=_tcp(initial_window(self._paths, node.name, route.node, self._initial_window)),
-                )
+            self._route(node, netlink, index, dilation=1.0)
         except (KeyError, NetlinkError) as error:
             raise TestbedError(f"{node.name} cannot be connected: {error}") from error
+
+    def _route(self, node: NodeWiring, netlink: IPRoute, index: Mapping[str, int], *, dilation: float) -> None:
+        for route in node.routes:
+            window = initial_window(self._paths, node.name, route.node, self._initial_window)
+            netlink.route(
+                "replace",
+                dst=f"{route.destination}/{NODE_PREFIX_LENGTH}",
+                gateway=route.via,
+                oif=index[route.interface],
+                prefsrc=route.source,
+                metrics={**_tcp(window), "rto_min": max(1, round(1e3 * dilation * RTO_MIN_S))},  # milliseconds
+            )
 
 
 def _tcp(window: int) -> dict[str, int | str]:
     """How TCP behaves on a route."""
     return {"initcwnd": window, "initrwnd": 2 * window, "cc_algo": CONGESTION_CONTROL}
+
+
+def _indices(netlink: IPRoute) -> dict[str, int]:
+    return {link.get("ifname"): link["index"] for link in netlink.get_links()}
 
 
 def _configure_kernel(node: NodeWiring) -> None:
