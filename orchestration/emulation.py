@@ -37,14 +37,14 @@ class Emulation:
         ended = self._network.end_processes()
         if ended:  # agents of a run whose orchestrator was killed live on for some seconds and would be in the way
             watcher.say(f"ended {ended} processes that an earlier run left behind")
-        restore(self._network)  # a run that was killed may have left its congestion or its dilation
+        await self.aside(lambda: restore(self._network))  # a killed run may have left its congestion or its dilation
         watcher.say("measuring every link against its file")
         measured = await self.aside(lambda: calibrate(self._network))
         watcher.say(f"{sum(entry.ok for entry in measured)} of {len(measured)} directions within tolerance")
         return measured
 
     async def aside(self, work: Callable[[], T]) -> T:
-        """In a thread."""
+        """In a thread; netlink's library needs one without a running event loop."""
         return await asyncio.to_thread(work)
 
     @asynccontextmanager
@@ -59,12 +59,12 @@ class Emulation:
         )
         async with fleet:
             self._fleet = fleet
-            self._network.scale(comparison.dilation)
+            await self.aside(lambda: self._network.scale(comparison.dilation))
             try:
                 yield
             finally:
                 self._fleet = None
-                restore(self._network)
+                await self.aside(lambda: restore(self._network))
 
     def ended(self) -> list[str]:
         """Servers whose agent process has ended although no scenario killed it."""
