@@ -63,7 +63,7 @@ plan: testbed ## both timelines of SCENARIO, without running anything
 
 ##@ For developers
 
-check: lint types fast-test ## lint, types and the fast tests, in about a minute
+check: lint types fast-test ## lint, types and the tests that need neither root nor much time
 
 lint: $(TESTABLE)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -72,7 +72,7 @@ types: $(TESTABLE)
 	@$(BIN)/mypy
 
 fast-test: $(TESTABLE)
-	@$(BIN)/pytest tests/unit tests/golden -m "not slow and not root"
+	@$(BIN)/pytest tests/unit tests/golden tests/system -m "not slow and not root"
 
 test: $(TESTABLE) ## install what the tests need and run all that this machine can run
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pytest

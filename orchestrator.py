@@ -1,4 +1,4 @@
-"""The command line that plays scenarios: check, plan, run, compare, list.
+"""The command line that plays scenarios: check, plan, run, compare, sweep, list.
 
     python orchestrator.py plan link_congestion --topology topologies/edge10.yaml
     python orchestrator.py compare link_congestion --frameworks edgeshard,hetroute
@@ -14,7 +14,8 @@ import math
 import selectors
 import signal
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -24,16 +25,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from agents.frameworks.registry import FRAMEWORKS, create
+from agents.models.model import Model
 from orchestration import hostload
+from orchestration.bench import digest_of_model, source
 from orchestration.catalogue import builder, scenario_names
+from orchestration.cells import Grid, cells, rates_in, seeds_in
 from orchestration.comparison import Comparison, prepare
 from orchestration.manifest import label
-from orchestration.models import Model
 from orchestration.session import compare
 from orchestration.simulation import Simulation
 from orchestration.stage import Stage, Watcher
+from orchestration.sweep import Onlooker, Sweep, steady, usable_cores
+from orchestration.sweepfiles import SweepDirectory
 from scenarios.timeline import Scenario, Setting, render
 from testbed import capabilities
 from testbed.errors import TestbedError
@@ -44,6 +51,12 @@ from testbed.topology import Topology
 
 class DisagreementError(TestbedError):
     """Simulation and emulation differ by more than they may."""
+
+    exit_code = 1
+
+
+class FailedCellsError(TestbedError):
+    """A sweep has cells without records."""
 
     exit_code = 1
 
@@ -59,6 +72,7 @@ DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
 AUTO = "auto"
+INTERRUPTED = 130  # exit code, as shells have it
 LEAST_DILATION, MOST_DILATION = 0.1, 1000.0
 
 
@@ -277,6 +291,123 @@ def agreement(
     off = [f"{row.framework} {row.what}" for row in rows if not row.ok]
     if off:
         raise DisagreementError(f"simulation and emulation disagree: {', '.join(off)}")
+
+
+@app.command()
+def sweep(
+    scenario: ScenarioName = "steady_load",
+    frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
+    rates: Annotated[
+        str | None, typer.Option(help="requests per emulated second, as 4,8 or 2-8:2; default: the scenario's")
+    ] = None,
+    topologies: Annotated[str, typer.Option(help="comma-separated topology files")] = str(DEFAULT_TOPOLOGY),
+    seeds: Annotated[str, typer.Option(help="as 0,3 or 0-4")] = "0",
+    duration: Duration = None,
+    generate_share: GenerateShare = None,
+    redundancy: Redundancy = 2.0,
+    model: ModelDirectory = DEFAULT_MODEL,
+    processes: Annotated[int | None, typer.Option(min=1, max=1024, help="default: one per processor")] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(help="directory of the sweep; default: sweeps/<scenario>; what is finished there stays"),
+    ] = None,
+) -> None:
+    """Play every combination of frameworks, loads, topologies and seeds in virtual time, and none of them twice."""
+    names = _names(frameworks)
+    for name in names:
+        create(name)
+    build = builder(scenario)
+    loaded = Model.load(model)
+
+    def built(topology: Topology, rate: float | None, seed: int) -> Scenario:
+        return build(_setting(topology, loaded, seed, rate, duration, generate_share))
+
+    timeline = steady(built, scenario=scenario)
+    grid = Grid(
+        scenario=source(scenario),
+        frameworks=tuple(source(name) for name in names),
+        topologies=tuple(load_topology(path.strip()) for path in topologies.split(",")),
+        rates_per_s=(None,) if rates is None else rates_in(rates, option="--rates"),
+        seeds=seeds_in(seeds, option="--seeds"),
+        generate_share=generate_share,
+        model=loaded.profile.name,
+        model_files=digest_of_model(loaded),
+        redundancy=redundancy,
+    )
+    with console.status("building the timelines of all cells"):
+        asked = cells(grid, timeline)
+    directory = SweepDirectory(into or Path("sweeps") / label(scenario))
+    question = timeline(grid.topologies[0], grid.rates_per_s[0], grid.seeds[0]).question
+    directory.plan(asked, question=question, finished=False)
+    played = Sweep(
+        cells=asked, timeline=timeline, directory=directory, model=model, processes=processes or usable_cores()
+    )
+    failed = _swept(played, f"{len(asked)} cells ({grid})")
+    directory.plan(asked, question=question, finished=not failed)
+    _print_sweep(directory.path)
+    for reason, count in Counter(failed.values()).most_common():
+        console.print(f"{count} failed: {reason}", soft_wrap=True, markup=False)
+    if failed:
+        raise FailedCellsError(
+            f"{len(failed)} of {len(asked)} cells failed; {directory.path}/failed says why; "
+            "the same command tries them again"
+        )
+
+
+def _swept(sweep: Sweep, asked: str) -> Mapping[str, str]:
+    """Play a sweep under the eyes of the user; returns which cells failed."""
+    before = sum(sweep.directory.is_finished(cell.name) for cell in sweep.cells)
+    left = len(sweep.cells) - before
+    where = f"{asked} in {sweep.directory.path}"
+    console.print(f"{where}: {before} are finished, {left} to play", soft_wrap=True, markup=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} cells"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    terminated = signal.signal(signal.SIGTERM, stop)
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("sweep", total=len(sweep.cells), completed=before)
+            sweep.onlooker = Onlooker(
+                say=lambda text: progress.console.print(text, soft_wrap=True, markup=False),
+                over=lambda: progress.advance(task),
+            )
+            return sweep.play()
+    except KeyboardInterrupt:
+        finished = sum(sweep.directory.is_finished(cell.name) for cell in sweep.cells)
+        console.print(
+            f"interrupted: {finished} of {len(sweep.cells)} cells are finished; the same command goes on",
+            soft_wrap=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, terminated)
+
+
+def _print_sweep(directory: Path) -> None:
+    from analysis.sweep import cells_of, header, load_sweep, points, write_table
+
+    found = load_sweep(directory)
+    write_table(found)
+    table = Table(*header(), box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for row in cells_of(points(found.table)):
+        table.add_row(*map(Text, row))
+    console.print(table)
+    for note in found.notes:
+        console.print(f"note: {note}", soft_wrap=True, markup=False)
+    console.print(
+        f"means over seeds ± half of their 95 % interval; every cell is in {directory}/sweep.csv and sweep.parquet; "
+        f"draw them with `python -m analysis {directory}`",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)

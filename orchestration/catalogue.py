@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import cast
 
 import scenarios
 from agents.plugins import module_from
@@ -40,4 +39,16 @@ def _build_of(module: ModuleType, name: str) -> Build:
     build = getattr(module, "build", None)
     if not callable(build):
         raise TestbedError(f"scenario {name} has no function build(setting)")
-    return cast(Build, build)
+
+    def guarded(setting: Setting) -> Scenario:
+        try:
+            made = build(setting)
+        except TestbedError:
+            raise
+        except Exception as error:  # a user's scenario may raise anything; the traceback is chained
+            raise TestbedError(f"scenario {name} cannot be built: {type(error).__name__}: {error}") from error
+        if not isinstance(made, Scenario):
+            raise TestbedError(f"scenario {name}: build() returned {type(made).__name__}, not a Scenario")
+        return made
+
+    return guarded

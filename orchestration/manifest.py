@@ -136,6 +136,9 @@ def failures(played: Played) -> str:
     """The reasons for which requests failed, the most frequent first; nothing where none did."""
     reasons = Counter(done.error for done in played.done.values() if done.error is not None)
     lines = [f"{count} requests failed: {reason}" for reason, count in reasons.most_common(SHOWN_REASONS)]
+    silent = len(played.submitted - played.done.keys())
+    if silent:
+        lines.append(f"{silent} requests had no end: their home server failed, or the run was stopped")
     lines += [f"agent {complaint}" for complaint in played.complaints[:SHOWN_REASONS]]
     return "\n".join(lines)
 

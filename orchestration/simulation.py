@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from agents.agent import Agent
 from agents.clock import VirtualClock
 from agents.codec import wire_bytes
+from agents.models.model import Model
 from agents.protocol import Collected, Command, Message, Ready, Refused, Report, State
 from orchestration.comparison import Candidate, Comparison, Episode
 from orchestration.errors import FleetError
 from orchestration.manifest import HostFacts
-from orchestration.models import Model
 from orchestration.player import Played, Player
 from orchestration.stage import Watcher
 from testbed.paths import Paths
@@ -183,6 +183,7 @@ class Simulation:
         """One run."""
         started_at, started_s = datetime.now(tz=UTC), time.monotonic()
         self._loop.rewind(-BEFORE_S)
+        others = asyncio.all_tasks()
         fleet = SimulatedFleet(
             topology=self._topology, model=self._model, loop=self._loop, seed=episode.seed, paths=self._paths
         )
@@ -211,6 +212,8 @@ class Simulation:
             self.payload_messages += fleet.payload_messages
             self.payload_bytes += fleet.payload_bytes
             self.delivered += fleet.delivered
+            for task in asyncio.all_tasks() - others:  # loads that nobody waits for any more
+                task.cancel()
             for _ in range(SETTLE_TURNS):
                 await asyncio.sleep(0)
         facts = HostFacts(

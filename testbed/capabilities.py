@@ -48,8 +48,9 @@ def probe() -> tuple[Capability, ...]:
 @functools.cache
 def root() -> Capability:
     """Whether we may make network namespaces."""
-    able, detail = True, f"user {os.geteuid()}"
-    if os.geteuid() == 0:
+    user = os.geteuid() if hasattr(os, "geteuid") else -1  # not on every system
+    able, detail = True, f"user {user}" if user >= 0 else "no such thing on this system"
+    if user == 0:
         able, detail = _may_unshare()
     else:
         able = False
@@ -132,7 +133,7 @@ def docker() -> Capability:
 @functools.cache
 def processors() -> Capability:
     """How many processors we may use."""
-    count = len(os.sched_getaffinity(0))
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Capability(
         name="processors",
         available=count >= 2,

@@ -19,8 +19,8 @@ hello 0.011
 
 from __future__ import annotations
 
-import asyncio
 import itertools
+import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -30,73 +30,84 @@ from testbed.errors import TestbedError
 from testbed.paths import Paths
 from testbed.shaping.base import DirectionReport
 from testbed.shaping.model import LinkModel
-from testbed.simulation.flow import Bundle, Flow
+from testbed.simulation.bundle import Bundle
+from testbed.simulation.flow import Flow
+from testbed.simulation.loop import VirtualLoop
 from testbed.tcp import bundle_for, initial_window
-from testbed.topology import Direction, Topology
+from testbed.topology import BITS_PER_BYTE, Direction, Topology
 
 #: source, target, message
 Deliver = Callable[[str, str, Any], None]
 
 
-class SimulatedLane:
-    """One direction of one link."""
+class SimulatedLane(LinkModel[Bundle]):
+    """One direction of one link, which hands its bundles on to their flows."""
 
-    __slots__ = ("_loop", "_model", "_timer", "bundle", "delay_s", "exact", "link", "source", "target")
+    __slots__ = ("_due_s", "_loop", "bundle", "byte_s", "delay_s", "exact", "link", "source", "target")
 
     def __init__(
-        self, link: str, source: str, target: str, model: LinkModel[Bundle], loop: asyncio.AbstractEventLoop
+        self, link: str, source: str, target: str, direction: Direction, rng: random.Random, loop: VirtualLoop
     ) -> None:
+        super().__init__(direction, rng)
         self.link, self.source, self.target = link, source, target
-        self._model = model
         self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None  # for the first bundle that is under way
+        self._due_s = math.inf  # when the loop calls for the first bundle that is under way
         self._learn()
 
-    def offer(self, bundle: Bundle, now_s: float) -> bool:
+    def send(self, bundle: Bundle, now_s: float) -> bool:
         """Send; whether it will arrive."""
-        if self._model.offer(now_s, bundle.size_bytes, bundle, count=bundle.packets) is not None:
+        if self.offer(now_s, bundle.size_bytes, bundle, count=bundle.packets) is not None:
             return False
-        if self._timer is None:
-            self._timer = self._loop.call_at(self._model.next_due_s, self._release)
+        if self._due_s == math.inf:
+            self._call()
         return True
 
-    def fits(self, size_bytes: int, now_s: float) -> bool:
-        """Whether the queue would take so much now."""
-        return self._model.fits(now_s, size_bytes)
+    def crossed_s(self, now_s: float) -> float:
+        """When something very small that is sent at ``now_s`` arrives: behind what is queued."""
+        free_s = self._free_s
+        return (free_s if free_s > now_s else now_s) + self.delay_s
 
-    def change(self, direction: Direction) -> None:
-        """Put ``direction`` in force now."""
-        self._model.change(direction, self._loop.time())
+    def change(self, direction: Direction, now_s: float) -> None:
+        """Put ``direction`` in force at ``now_s``."""
+        super().change(direction, now_s)
         self._learn()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = self._loop.call_at(self._model.next_due_s, self._release)
+        if self._line:
+            self._call()
 
     def report(self) -> DirectionReport:
         """What is in force and what was carried."""
-        counters = self._model.counters(self._loop.time())
+        counters = self.counters(self._loop.time())
         return DirectionReport(
             link=self.link,
             source=self.source,
             target=self.target,
-            applied=self._model.direction,
+            applied=self.direction,
             packets=counters.packets,
             bytes=counters.bytes,
             dropped=counters.dropped,
             queued_bytes=counters.queued_bytes,
         )
 
-    def _release(self) -> None:
-        now_s = self._loop.time()
-        for bundle in self._model.due(now_s):
+    def _arrive(self, now_s: float) -> None:
+        if now_s < self._due_s:
+            return  # asked for before the link changed
+        line = self._line
+        while line and line[0][0] <= now_s:
+            bundle = line.popleft()[3]
             bundle.flow.arrived(bundle, now_s)
-        model = self._model
-        self._timer = self._loop.call_at(model.next_due_s, self._release) if len(model) else None
+        self._due_s = math.inf
+        if line:
+            self._call()
+
+    def _call(self) -> None:
+        self._due_s = self._line[0][0]
+        self._loop.tell_at(self._due_s, self._arrive)
 
     def _learn(self) -> None:
-        direction = self._model.direction
+        direction = self.direction
         self.bundle = bundle_for(direction)
         self.delay_s = direction.delay_s
+        self.byte_s = BITS_PER_BYTE / direction.rate_bps
         self.exact = not (direction.loss or direction.jitter_s)
 
 
@@ -106,7 +117,7 @@ class SimulatedNetwork:
     def __init__(
         self,
         topology: Topology,
-        loop: asyncio.AbstractEventLoop,
+        loop: VirtualLoop,
         *,
         deliver: Deliver,
         seed: int = 0,
@@ -121,8 +132,7 @@ class SimulatedNetwork:
         for link in topology.links:
             for source, target, direction in ((link.a, link.b, link.forward), (link.b, link.a, link.backward)):
                 rng = random.Random(f"{seed}/{link.name}/{source}")  # noqa: S311 - physics, not secrets
-                model: LinkModel[Bundle] = LinkModel(direction, rng)
-                self._lanes[source, target] = SimulatedLane(link.name, source, target, model, loop)
+                self._lanes[source, target] = SimulatedLane(link.name, source, target, direction, rng, loop)
         self._flows: dict[tuple[str, str], Flow] = {}
         self.sent = 0  # messages
 
@@ -142,7 +152,7 @@ class SimulatedNetwork:
             raise TestbedError(f"topology {self.topology.name!r} has no link {link!r}") from None
         if source not in (found.a, found.b):
             raise TestbedError(f"{source!r} is no end of {found.name}")
-        self._lanes[source, found.b if source == found.a else found.a].change(direction)
+        self._lanes[source, found.b if source == found.a else found.a].change(direction, self._loop.time())
         return direction
 
     def counters(self) -> tuple[DirectionReport, ...]:

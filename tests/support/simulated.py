@@ -5,15 +5,16 @@ Placements and the twin's arithmetic are the same in many tests and are computed
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from agents.models.model import Model
 from analysis.load import Run, load
 from orchestration.comparison import Candidate, Comparison, prepare
-from orchestration.models import Model
 from orchestration.session import play
 from orchestration.simulation import Simulation
 from orchestration.stage import Watcher
@@ -87,9 +88,7 @@ def compared(played: Scenario, frameworks: Sequence[str], on: Topology, *, seed:
     own = [framework for framework in frameworks if framework.endswith(".py")]
     comparison = _prepared(played, own, on, seed)
     placed = {candidate.name: candidate for candidate in comparison.candidates}
-    return replace(
-        comparison, candidates=tuple(placed.get(name) or placed_once(name, on) for name in frameworks)
-    )
+    return replace(comparison, candidates=tuple(placed.get(name) or placed_once(name, on) for name in frameworks))
 
 
 @cache
@@ -127,9 +126,10 @@ def simulate(comparison: Comparison, directory: Path, watcher: Watcher | None = 
     watcher.say = said.append
     loop = VirtualLoop()
     stage = Simulation(comparison.topology, comparison.model, loop)
-    directory.mkdir()
+    directory.mkdir(parents=True)
     try:
         loop.run_until_complete(play(comparison, stage, directory, watcher))
+        assert asyncio.all_tasks(loop) == set(), "a run has left work behind"
     finally:
         loop.close()
     return Outcome(runs=load(directory).runs, said="\n".join(said), payload_bytes=stage.payload_bytes)

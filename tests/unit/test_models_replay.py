@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from agents.cluster import cluster_of
 from agents.frameworks.base import Choice
-from agents.frameworks.registry import create
 from agents.models.calibrate import Calibration
 from agents.models.corpus import TWIN_DIRECTORY
+from agents.models.model import Model
 from agents.models.profile import ModelProfile
 from agents.models.reference import generate, score
 from agents.models.replay import GATES_KEPT, Replay
-from agents.protocol import Done, Refused, Submit
+from agents.protocol import Done
 from agents.routing import BATCHES_KEPT, Routed
 from analysis.bootstrap import Bootstrap
 from analysis.findings import findings
 from analysis.load import load
 from analysis.tables import summary
-from orchestration.models import Model
+from orchestration.comparison import prepare
 from orchestration.recorder import request_row
-from orchestration.references import References
+from orchestration.references import Reference
+from orchestration.simulation import Simulation
+from orchestration.stage import Watcher
 from scenarios.timeline import Request
 from testbed.errors import TestbedError
-from testbed.load import load_topology
-from tests.support.virtual import VirtualFleet, VirtualLoop
+from testbed.simulation.loop import VirtualLoop
+from tests.support.simulated import scenario, topology
 
 from .analysis_data import write_comparison
 from .trace_cases import MIXTRAL, TINY, lines, replayed, without, written
@@ -282,27 +280,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return Model.load(written(path, lines(30, 24, profile=MIXTRAL)))
 
 
-@contextmanager
-def running(framework: str, model: Model) -> Iterator[VirtualFleet]:
-    topology = load_topology(ROOT / "topologies" / "small3.yaml")
-    cluster = cluster_of(topology, arrival_rate_per_s=5.0, tokens_per_request=12)
-    loop = VirtualLoop()
-    fleet = VirtualFleet(
-        cluster=cluster, twin=model.twin, profile=model.profile, calibration=model.calibration, loop=loop
-    )
-    placement = create(framework).place(cluster, model.profile, model.calibration)
-
-    async def configure() -> None:
-        fleet.configure(framework, placement)
-
-    loop.run_until_complete(configure())
-    try:
-        assert [report for report in fleet.reports if isinstance(report, Refused)] == []
-        yield fleet
-    finally:
-        fleet.close()
-
-
 def requests_of(model: Model) -> list[Request]:
     return [
         Request(
@@ -319,23 +296,22 @@ def requests_of(model: Model) -> list[Request]:
     ]
 
 
-def played(framework: str, model: Model) -> tuple[list[Request], dict[int, Done], dict[int, Any]]:
+def played(framework: str, model: Model) -> tuple[list[Request], dict[int, Done], dict[int, Reference]]:
     requests = requests_of(model)
-    prompts = {each.number: model.prompts.take(each.domain, each.prompt, each.tokens) for each in requests}
-    submits = [
-        Submit(
-            request=each.number,
-            kind=each.kind,
-            tokens=prompts[each.number],
-            output_tokens=each.output_tokens,
-            at_s=each.at_s,
-            deadline_s=60.0,
-        )
-        for each in requests
-    ]
-    with running(framework, model) as fleet:
-        done = fleet.play([(each.home, submit) for each, submit in zip(requests, submits, strict=True)])
-    return requests, done, dict(References(model.twin, requests, prompts))
+    comparison = prepare(
+        scenarios={0: scenario(tuple(requests))},
+        topology=topology("small3"),
+        model=model,
+        frameworks=[framework],
+        dilation=1.0,
+        redundancy=2.0,
+    )
+    (candidate,), (episode,) = comparison.candidates, comparison.episodes
+    loop = VirtualLoop()
+    stage = Simulation(comparison.topology, model, loop)
+    found, _ = loop.run_until_complete(stage.play(comparison, candidate, episode, "test", Watcher()))
+    loop.close()
+    return requests, found.done, dict(episode.references)
 
 
 @pytest.mark.parametrize("framework", ["edgeshard", "greedy", "edgeshard-int4"])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agents.models import trace
+from agents.models.model import Model
 from agents.models.profile import ModelProfile
 from agents.models.replay import Replay
-from orchestration.models import Model
 from testbed.errors import TestbedError
 
 from .trace_cases import MIXTRAL, TINY, Line, lines, replayed, without

@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from agents.clock import VirtualClock
 from agents.errors import PlacementError
 from agents.protocol import Replica
 from agents.store import FAST_SHARE, ExpertStore
+from testbed.simulation.loop import VirtualLoop
 from testbed.topology import Device
-from tests.support.virtual import VirtualClock, VirtualLoop
 
 EXPERT_BYTES = {"full": 100}
 
@@ -96,7 +97,7 @@ def test_an_expert_in_use_is_not_evicted() -> None:
 def test_calls_that_need_the_same_load_share_it() -> None:
     async def body(store: ExpertStore, clock: VirtualClock) -> None:
         waited_s = await asyncio.gather(use(store, clock, 0), use(store, clock, 0))
-        assert waited_s == [pytest.approx(0.1)] * 2
+        assert waited_s == pytest.approx([0.1, 0.1])
         assert store.loader.jobs == 1
 
     in_virtual_time(body, [replica(0, fast=False)], fast_bytes=room(1))

@@ -1,3 +1,0 @@
-"""Moved: see ``agents.models.model``."""
-
-from agents.models.model import Model as Model
