@@ -56,6 +56,10 @@ SAMPLE_EVERY = 2  # gossip rounds
 class RunClock(Clock, Protocol):
     """A clock that can begin a new run."""
 
+    def hold(self) -> None:
+        """Stand still before emulated zero until ``rebase``."""
+        ...
+
     def rebase(self, *, origin_s: float, dilation: float) -> None:
         """Emulated zero is ``origin_s``; ``dilation`` wall seconds pass per emulated second."""
         ...
@@ -232,6 +236,8 @@ class Agent:
 
     def _configure(self, command: Configure) -> None:
         self.close()
+        # What a framework remembers from its ``begin`` must lie before the run, not in the time of the one before.
+        self.clock.hold()
         try:
             run = _Run(self, command)
         except TestbedError as error:

@@ -16,6 +16,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 
+#: What emulated time it is while a run is being prepared.
+BEFORE_START_S = -1.0
+
+
 class Clock(Protocol):
     """What the agents know of time."""
 
@@ -41,15 +45,22 @@ class WallClock:
         self._monotonic = monotonic
         self.rebase(origin_s=origin_s, dilation=dilation)
 
+    def hold(self) -> None:
+        """Stand still at ``BEFORE_START_S`` until the next ``rebase``: a run is prepared, the one before has ended."""
+        self._held = True
+
     def rebase(self, *, origin_s: float, dilation: float) -> None:
         """Start a new run: emulated zero is the monotonic instant ``origin_s``; ValueError for a dilation <= 0."""
         if not dilation > 0:
             raise ValueError(f"dilation must be positive, not {dilation}")
         self._origin_s = origin_s
+        self._held = False
         self.dilation = dilation
 
     def now_s(self) -> float:
         """Emulated seconds since the origin."""
+        if self._held:
+            return BEFORE_START_S
         return (self._monotonic() - self._origin_s) / self.dilation
 
     async def sleep_until_s(self, when_s: float) -> None:
@@ -64,6 +75,9 @@ class VirtualClock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+
+    def hold(self) -> None:
+        """Nothing to do: no virtual time passes while a run is being prepared."""
 
     def rebase(self, *, origin_s: float, dilation: float) -> None:
         """A run begins: ValueError unless emulated and the loop's seconds are the same."""

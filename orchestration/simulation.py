@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agents.agent import Agent
-from agents.clock import VirtualClock
+from agents.clock import BEFORE_START_S, VirtualClock
 from agents.codec import wire_bytes
 from agents.models.model import Model
 from agents.protocol import Collected, Command, Message, Ready, Refused, Report, State
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Virtual seconds before emulated zero, in which the run is configured.
-BEFORE_S = 1.0
 #: Turns of the loop within which cancelled tasks, and those that wait for them, end: before the clock is turned back.
 SETTLE_TURNS = 8
 
@@ -182,7 +180,7 @@ class Simulation:
     ) -> tuple[Played, HostFacts]:
         """One run."""
         started_at, started_s = datetime.now(tz=UTC), time.monotonic()
-        self._loop.rewind(-BEFORE_S)
+        self._loop.rewind(BEFORE_START_S)
         others = asyncio.all_tasks()
         fleet = SimulatedFleet(
             topology=self._topology, model=self._model, loop=self._loop, seed=episode.seed, paths=self._paths
