@@ -11,7 +11,7 @@ layer by layer, with as many experts elsewhere.  How many those are is a row of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,17 +67,22 @@ def agreement(simulated: Comparison, emulated: Comparison) -> tuple[Row, ...]:
         ]
         if not planned[0].equals(planned[1]):
             raise TestbedError(f"{framework}: the two sides did not play the same requests, so they cannot be compared")
-        alike = _routed_alike(*sides)
-        numbers = [
-            ("routed alike", "requests", float(len(alike)), _answered(sides[1]), ROUTED_ALIKE_BOUND),
-            ("payload of those", "bytes", *(_payload(runs, alike) for runs in sides), EXACT),
-            *((what, unit, measure(sides[0]), measure(sides[1]), bound) for what, unit, measure, bound in MEASURES),
-        ]
         rows += [
             Row(framework=framework, what=what, unit=unit, simulated=ours, emulated=theirs, bound=bound)
-            for what, unit, ours, theirs, bound in numbers
+            for what, unit, ours, theirs, bound in _numbers(*sides)
         ]
     return tuple(rows)
+
+
+def _numbers(
+    simulated: Sequence[Run], emulated: Sequence[Run]
+) -> Iterator[tuple[str, str, float, float, float | None]]:
+    """What is compared, its unit, both sides, the bound."""
+    alike = _routed_alike(simulated, emulated)
+    yield "routed alike", "requests", len(alike), _answered(emulated), ROUTED_ALIKE_BOUND
+    yield "payload of those", "bytes", _payload(simulated, alike), _payload(emulated, alike), EXACT
+    for what, unit, measure, bound in MEASURES:
+        yield what, unit, measure(simulated), measure(emulated), bound
 
 
 def table(rows: Sequence[Row]) -> str:
