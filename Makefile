@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 TESTABLE  := .venv/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo testbed up status verify run plots agreement down list plan check lint types test fast-test benchmarks clean
+.PHONY: help demo testbed up status verify run plots agreement sweep down list plan check lint types test fast-test benchmarks clean
 
 ##@ All in one
 
@@ -46,6 +46,9 @@ agreement: testbed ## up, the default load simulated and emulated, both side by 
 	@$(BIN)/testbed up $(TOPOLOGY) --name $(or $(NAME),agreement) || exit $$?; \
 	trap '$(BIN)/testbed down --name $(or $(NAME),agreement)' EXIT; \
 	$(BIN)/python orchestrator.py agreement --testbed $(or $(NAME),agreement) $(ARGS)
+
+sweep: testbed ## SCENARIO in virtual time over loads and seeds: ARGS='--rates 4,8,16 --seeds 0-4'; goes on where it was
+	@$(BIN)/python orchestrator.py sweep $(SCENARIO) $(ARGS)
 
 plots: testbed ## figures, tables and report.html of the newest results
 	@$(BIN)/python -m analysis
@@ -81,7 +84,7 @@ benchmarks: $(TESTABLE) ## print the figures that the README states (some minute
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean: ## remove the virtual environment, results and figures
-	rm -rf .venv results figures .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv results figures sweeps .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 help:
 	@awk 'BEGIN {FS = ":.*## "} \

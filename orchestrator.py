@@ -2,6 +2,7 @@
 
     python orchestrator.py plan link_congestion --topology topologies/edge10.yaml
     python orchestrator.py compare link_congestion --frameworks edgeshard,hetroute
+    python orchestrator.py sweep steady_load --rates 4-32:4 --seeds 0-4
 
 It imports everything and nothing imports it, except the runnable scenarios, which are this command line with one
 argument.
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -392,14 +395,21 @@ def _swept(sweep: Sweep, asked: str) -> Mapping[str, str]:
 
 
 def _print_sweep(directory: Path) -> None:
-    from analysis.sweep import cells_of, header, load_sweep, points, write_table
+    from analysis.seeds import cells_of, header, points
+    from analysis.sweep import load_sweep, write_table
 
-    found = load_sweep(directory)
-    write_table(found)
-    table = Table(*header(), box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for row in cells_of(points(found.table)):
-        table.add_row(*map(Text, row))
-    console.print(table)
+    with console.status("reading what all cells say"):
+        found = load_sweep(directory)
+        write_table(found, directory)
+    for topology, rows in groupby(cells_of(points(found.table)), key=itemgetter(0)):
+        table = Table(
+            title=topology, title_justify="left", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False
+        )
+        for title in header()[1:]:
+            table.add_column(title, overflow="fold")
+        for row in rows:
+            table.add_row(*map(Text, row[1:]))
+        console.print(table)
     for note in found.notes:
         console.print(f"note: {note}", soft_wrap=True, markup=False)
     console.print(

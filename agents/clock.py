@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-
 #: What emulated time it is while a run is being prepared.
 BEFORE_START_S = -1.0
 

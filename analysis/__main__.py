@@ -1,7 +1,8 @@
-"""``python -m analysis``: figures, tables and the report of a comparison, the newest by default."""
+"""``python -m analysis``: figures, tables and the report of a comparison, the newest by default, or of a sweep."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,10 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def analyse(
     comparison_dir: Annotated[
-        Path | None, typer.Argument(metavar="[COMPARISON_DIR]", help="Results to analyse; default: the newest.")
+        Path | None,
+        typer.Argument(
+            metavar="[DIRECTORY]", help="A comparison, a run or a sweep to analyse; default: the newest comparison."
+        ),
     ] = None,
     results: Annotated[Path, typer.Option(help="Where to look for the newest comparison.")] = Path("results"),
     out: Annotated[Path, typer.Option(help="Where figures, tables and the report go.")] = Path("figures"),
@@ -27,11 +31,18 @@ def analyse(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
-    """Draw figures, write summary.md, summary.csv and report.html, and print the table."""
+    """Draw figures, write summary.md, summary.csv and report.html, and print the table.
+
+    Of a sweep: figures over load, sweep.md, and sweep.csv and sweep.parquet with a row per cell.
+    """
     # Imported late: --help and a wrong path should not wait for plotting libraries.
     from analysis.load import load, newest
+    from analysis.sweep import is_sweep
 
     try:
+        if comparison_dir is not None and is_sweep(comparison_dir):
+            _analyse_sweep(comparison_dir, out)
+            return
         comparison = load(comparison_dir or newest(results))
 
         from analysis.bootstrap import Bootstrap
@@ -64,6 +75,38 @@ def analyse(
     typer.echo(f"figures {out}/*.png, {out}/*.svg ({len(drawn)} each)")
     for name in ("summary.md", "summary.csv", "report.html"):
         typer.echo(f"wrote   {out / name}")
+
+
+def _analyse_sweep(path: Path, out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    from analysis import curves, style
+    from analysis.seeds import markdown, points
+    from analysis.sweep import load_sweep, write_table
+
+    sweep = load_sweep(path)
+    means = points(sweep.table)
+    if not means:
+        raise TestbedError(f"'{path}' holds no finished cell yet; call the sweep again")
+    out.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Callable[[], Figure]] = {
+        "latency_over_load": lambda: curves.latency_over_load(means, sweep.slo_s),
+        "throughput_over_load": lambda: curves.throughput_over_load(means),
+    }
+    for name, draw in figures.items():
+        with style.context(salt=name):
+            figure = draw()
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")  # the layout just found, for both files
+            figure.savefig(out / f"{name}.png", dpi=style.PNG_DPI)
+            figure.savefig(out / f"{name}.svg", metadata={"Date": None, "Creator": None})
+    table = markdown(sweep, means)
+    (out / "sweep.md").write_text(table, encoding="utf-8")
+    write_table(sweep, out)
+    typer.echo(table)
+    typer.echo(f"from    {path}")
+    typer.echo(f"figures {', '.join(f'{out / name}.png' for name in figures)}, and .svg of each")
+    typer.echo(f"wrote   {out / 'sweep.md'}, {out / 'sweep.csv'}, {out / 'sweep.parquet'}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts
-from agents.models.remember import Remembering
+from agents.models.remember import MEMORY_BYTES, Remembering
 from agents.models.replay import TRACE_SUFFIX, Replay
 from agents.models.twin import Twin
 
@@ -50,6 +50,8 @@ class Model:
             prompts=Prompts.load(path),
         )
 
-    def remembering(self) -> Model:
+    def remembering(self, memory_bytes: int = MEMORY_BYTES) -> Model:
         """The same, which computes nothing twice; a trace has nothing to compute."""
-        return replace(self, twin=Remembering(self.twin)) if self.twin.measures_quality else self
+        if not self.twin.measures_quality:
+            return self
+        return replace(self, twin=Remembering(self.twin, memory_bytes=memory_bytes))
