@@ -10,16 +10,10 @@ argument.
 
 from __future__ import annotations
 
-import asyncio
-import math
-import selectors
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -27,28 +21,24 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from agents.frameworks.registry import FRAMEWORKS, create
 from agents.models.model import Model
-from orchestration import hostload
 from orchestration.bench import digest_of_model, source
 from orchestration.catalogue import builder, scenario_names
 from orchestration.cells import Grid, cells, rates_in, seeds_in
-from orchestration.comparison import Comparison, prepare
+from orchestration.comparison import prepare
 from orchestration.manifest import label
-from orchestration.session import compare
-from orchestration.simulation import Simulation
-from orchestration.stage import Stage, Watcher
+from orchestration.places import AUTO, Backend, dilated, open_place
 from orchestration.sweep import Onlooker, Sweep, steady, usable_cores
 from orchestration.sweepfiles import SweepDirectory
+from orchestration.terminal import watched
 from scenarios.timeline import Scenario, Setting, render
-from testbed import capabilities
 from testbed.errors import TestbedError
 from testbed.load import load_topology
-from testbed.simulation.loop import VirtualLoop
 from testbed.topology import Topology
 
 
@@ -64,27 +54,11 @@ class FailedCellsError(TestbedError):
     exit_code = 1
 
 
-class NothingAnsweredError(TestbedError):
-    """Every run failed whole."""
-
-    exit_code = 1
-
-
 ROOT = Path(__file__).parent
 DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
-AUTO = "auto"
 INTERRUPTED = 130  # exit code, as shells have it
-LEAST_DILATION, MOST_DILATION = 0.1, 1000.0
-
-
-class Backend(StrEnum):
-    """Where runs are played."""
-
-    AUTO = "auto"  # netns where packets are possible, else sim
-    NETNS = "netns"
-    SIM = "sim"
 
 
 app = typer.Typer(
@@ -94,6 +68,12 @@ app = typer.Typer(
     help="Play scenarios on a testbed that is up, under one routing framework or several, and record them.",
 )
 console = Console(highlight=False)
+
+
+def say(text: str) -> None:
+    """Tell the user."""
+    console.print(text, soft_wrap=True, markup=False)
+
 
 ScenarioName = Annotated[str, typer.Argument(help="a scenario's name (see `list`), or the path of a Python file")]
 TopologyFile = Annotated[Path, typer.Option("--topology", help="topology file")]
@@ -234,7 +214,9 @@ def compare_(
         create(name)  # a name that is wrong is said before anything else is looked at
     build = builder(scenario)
     loaded = Model.load(model)
-    with _place(backend, loaded, topology, testbed) as place:
+    with open_place(
+        backend, loaded, topology=topology, default_topology=DEFAULT_TOPOLOGY, testbed=testbed, say=say
+    ) as place:
         prepared = prepare(
             scenarios={
                 each: build(_setting(place.topology, loaded, each, rate, duration, generate_share))
@@ -246,8 +228,8 @@ def compare_(
             dilation=1.0,
             redundancy=redundancy,
         )
-        prepared = _dilated(prepared, dilation, place.stage)
-        directory = place.loop.run_until_complete(_watched(prepared, place.stage, results))
+        prepared = dilated(prepared, dilation, place.stage, say)
+        directory = place.loop.run_until_complete(watched(prepared, place.stage, results, console))
     console.print(f"results in {directory}; draw them with `make plots`")
 
 
@@ -271,7 +253,15 @@ def agreement(
 
     sides = {}
     for backend in (Backend.SIM, Backend.NETNS):
-        with _place(backend, Model.load(model), None, testbed, like_testbed=True) as place:
+        with open_place(
+            backend,
+            Model.load(model),
+            topology=None,
+            default_topology=DEFAULT_TOPOLOGY,
+            testbed=testbed,
+            say=say,
+            like_testbed=True,
+        ) as place:
             build = builder(scenario)
             prepared = prepare(
                 scenarios={
@@ -284,9 +274,9 @@ def agreement(
                 dilation=1.0,
                 redundancy=2.0,
             )
-            prepared = _dilated(prepared, dilation, place.stage)
+            prepared = dilated(prepared, dilation, place.stage, say)
             directory = results / f"agreement-{backend}"
-            sides[backend] = load(place.loop.run_until_complete(_watched(prepared, place.stage, directory)))
+            sides[backend] = load(place.loop.run_until_complete(watched(prepared, place.stage, directory, console)))
     rows = compared(sides[Backend.SIM], sides[Backend.NETNS])
     console.print(table(rows), soft_wrap=True)
     for side in sides.values():
@@ -418,149 +408,6 @@ def _print_sweep(directory: Path) -> None:
         soft_wrap=True,
         markup=False,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A stage, and what is played there."""
-
-    stage: Stage
-    topology: Topology
-    model: Model
-    loop: asyncio.AbstractEventLoop
-
-
-@contextmanager
-def _place(
-    backend: Backend, model: Model, topology: Path | None, testbed: str | None, *, like_testbed: bool = False
-) -> Iterator[_Place]:
-    """Where to play: what the user says, or what is possible.  ``like_testbed`` simulates the testbed that is up."""
-    if backend == Backend.AUTO:
-        backend = _possible(topology, testbed)
-    if backend == Backend.SIM:
-        if testbed is not None and not like_testbed:
-            raise TestbedError("--testbed names a testbed that is up; --backend sim needs none")
-        found = _topology_of(testbed) if like_testbed else load_topology(topology or DEFAULT_TOPOLOGY)
-        virtual = VirtualLoop()
-        try:
-            model = model.remembering()
-            yield _Place(Simulation(found, model, virtual), found, model, virtual)
-        finally:
-            virtual.close()
-        return
-    if topology is not None:
-        raise TestbedError("a testbed that is up has its own topology; --topology goes with --backend sim")
-    from orchestration.emulation import Emulation
-    from orchestration.fleet import only_run
-    from testbed.network import Network
-
-    network = Network.attach(testbed)
-    # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
-    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
-    try:
-        with only_run(network.directory):
-            yield _Place(Emulation(network), network.topology, model, loop)
-    finally:
-        loop.close()
-        network.close()
-
-
-def _possible(topology: Path | None, testbed: str | None) -> Backend:
-    """What ``auto`` is here; says so where it is not the testbed that is up."""
-    missing = capabilities.missing_for_netns() if testbed is None else []
-    if missing:
-        lacks = "; ".join(f"{each.name}: {each.detail}" for each in missing)
-        console.print(f"packets cannot be emulated here ({lacks}): simulating in virtual time", soft_wrap=True)
-        return Backend.SIM
-    if topology is not None:
-        console.print(
-            f"simulating {topology} in virtual time (a testbed that is up has its own topology)", soft_wrap=True
-        )
-        return Backend.SIM
-    return Backend.NETNS
-
-
-def _topology_of(testbed: str | None) -> Topology:
-    from testbed.network import Network
-
-    network = Network.attach(testbed)
-    network.close()
-    return network.topology
-
-
-async def _watched(comparison: Comparison, stage: Stage, results: Path) -> Path:
-    loop = asyncio.get_running_loop()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[ended]}/{task.fields[requests]} answered"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task: TaskID | None = None
-
-        def begin(name: str, seconds: float, requests: int) -> None:
-            nonlocal task
-            task = progress.add_task(name, total=seconds, ended=0, requests=requests)
-
-        def tick(seconds: float, ended: int) -> None:
-            if task is not None:
-                progress.update(task, completed=max(0.0, seconds), ended=ended)
-
-        def end() -> None:
-            if task is not None:
-                progress.remove_task(task)
-
-        def say(text: str) -> None:
-            if text:
-                progress.console.print(text, soft_wrap=True)
-
-        watcher = Watcher(say=say, begin=begin, tick=tick, end=end)
-
-        working = asyncio.ensure_future(compare(comparison, stage, results, watcher))
-
-        def interrupt() -> None:
-            if watcher.interrupted.is_set():
-                working.cancel()  # agents are stopped and links restored on the way out
-                return
-            watcher.interrupted.set()
-            say("interrupted: collecting what there is (again to give up)")
-
-        loop.add_signal_handler(signal.SIGINT, interrupt)
-        loop.add_signal_handler(signal.SIGTERM, interrupt)
-        try:
-            directory = await working
-            if not watcher.answered and not watcher.interrupted.is_set():
-                raise NothingAnsweredError(f"no request was answered; see {directory}")
-            return directory
-        except asyncio.CancelledError:
-            raise TestbedError("given up: the run under way was not kept") from None
-
-
-def _dilated(comparison: Comparison, dilation: str, stage: Stage) -> Comparison:
-    """The comparison at the dilation that was asked for, or that the host needs; virtual time needs none."""
-    if dilation != AUTO:
-        try:
-            forced = float(dilation)
-        except ValueError:
-            forced = math.nan
-        if not LEAST_DILATION <= forced <= MOST_DILATION:
-            raise TestbedError(
-                f"--dilation is {AUTO} or a number from {LEAST_DILATION:g} to {MOST_DILATION:g}, not {dilation!r}"
-            )
-        return replace(comparison, dilation=forced if stage.disturbed_by_work else 1.0)
-    if not stage.disturbed_by_work:
-        return comparison
-    console.print("predicting the load of this machine")
-    loads, count = hostload.predict(comparison), hostload.processors()
-    chosen = hostload.choose(loads, count)
-    most = max(loads, key=lambda load: load.need)
-    console.print(
-        f"dilation {chosen:g}: undilated, {most.framework} would need {most.need:.1f} of {count} processors",
-        soft_wrap=True,
-    )
-    return replace(comparison, dilation=chosen)
 
 
 def _build(
