@@ -261,7 +261,12 @@ class Network:
         plans = []
         for link, cable in zip(self.topology.links, self.wiring.cables, strict=True):
             a, b = (
-                CableEnd(node=end.node, netns=str(self.netns(end.node)), interface=end.name)
+                CableEnd(
+                    node=end.node,
+                    netns=str(self.netns(end.node)),
+                    interface=end.name,
+                    forwards=self.wiring.node(end.node).forwards,
+                )
                 for end in (cable.a, cable.b)
             )
             plans.append(CablePlan(link=link.name, a=a, b=b, forward=link.forward, backward=link.backward))

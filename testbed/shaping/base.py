@@ -20,6 +20,7 @@ class CableEnd:
     node: str
     netns: str  # path of the network namespace of the node's sandbox
     interface: str  # name to give to the interface there
+    forwards: bool = False  # the node forwards packets of others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,8 @@ class LinkModel(Generic[Packet]):
         stretch = self._seconds_per_byte / old_seconds_per_byte
         if self._free_s > now_s:
             self._free_s = now_s + (self._free_s - now_s) * stretch
+            # A faster link finishes earlier than jitter was last drawn for; it wanders on from there.
+            self._z_at_s = min(self._z_at_s, self._free_s)
         queued = []
         while self._line and self._line[-1][1] > now_s:
             queued.append(self._line.pop())

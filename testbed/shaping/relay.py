@@ -37,11 +37,13 @@ from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
 from testbed.shaping.lateness import LatenessHistogram
 from testbed.shaping.model import LinkModel, dilated
-from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, open_tun, wire_size
+from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, let_bundles, open_tun, wire_size
 from testbed.shaping.wakeups import WakeUps
 from testbed.tcp import bundle_for
 from testbed.topology import Direction
 
+#: A link that may take so many packets at once takes whatever bundle is forwarded to it.
+WHOLE_BUNDLE = 40
 #: At most this many packets of one device are read before others get their turn.
 READ_BATCH = 32
 #: A relay without links ends after this long.
@@ -58,7 +60,19 @@ GC_THRESHOLD = 50_000
 class Lane:
     """One direction of one link in the relay: where packets are read, the model, where they are written."""
 
-    __slots__ = ("_control", "_index", "fd", "link", "model", "nominal", "order", "out_fd", "source", "target")
+    __slots__ = (
+        "_control",
+        "_forwards",
+        "_index",
+        "fd",
+        "link",
+        "model",
+        "nominal",
+        "order",
+        "out_fd",
+        "source",
+        "target",
+    )
 
     def __init__(self, link: str, end: CableEnd, target: str, model: LinkModel[bytes], control: LinkControl) -> None:
         """Create the interface in the namespace of the calling thread."""
@@ -68,6 +82,7 @@ class Lane:
         self.out_fd = -1
         self.order = -1
         self._control = control
+        self._forwards = end.forwards
         self._index = socket.if_nametoindex(end.interface)
         self._limit_bundle()
 
@@ -78,7 +93,10 @@ class Lane:
         self._limit_bundle()
 
     def _limit_bundle(self) -> None:
-        self._control.set_bundle(self._index, bundle_for(self.nominal))
+        bundle = bundle_for(self.nominal)
+        self._control.set_bundle(self._index, bundle)
+        if self._forwards:
+            let_bundles(self.fd, bundle >= WHOLE_BUNDLE)
 
     def report(self, now_s: float) -> DirectionReport:
         """What is in force and what was carried."""

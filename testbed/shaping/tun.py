@@ -41,11 +41,20 @@ def open_tun(name: str) -> int:
     try:
         flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR | IFF_TUN_EXCL
         fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
-        fcntl.ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
+        let_bundles(fd, True)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def let_bundles(fd: int, allowed: bool) -> None:
+    """Whether the kernel may hand over several packets at once.
+
+    What a node forwards comes in bundles that no limit of the interface cuts (the limit binds TCP's own bundles only),
+    so where smaller ones are wanted, forwarded packets must come one by one.
+    """
+    fcntl.ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | (TUN_F_TSO4 if allowed else 0))
 
 
 def wire_size(packet: bytes) -> tuple[int, int]:

@@ -89,7 +89,7 @@ class Cubic:
         self.threshold = math.inf  # above it (3) holds
         self.phase = Phase.OPEN
         self.rtt_s = rtt_s  # smoothed
-        self.least_rtt_s = math.inf
+        self.least_rtt_s = rtt_s
         self.sent = 0  # packets, since the recovery began
         self._delivered = 0  # the same
         self._prior = 0.0  # the window before the recovery

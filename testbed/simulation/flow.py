@@ -17,6 +17,7 @@ and no receiver delays them; the memory of both ends is never full; nothing is s
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -36,7 +37,7 @@ RTO_MIN_S = 0.2
 RTO_MAX_S = 120.0
 #: A part of a bundle is worth sending if it fills this share of the window (Linux: tcp_tso_win_divisor) ...
 WORTH_SENDING = 1 / 3
-#: ... or if the flow has not sent for so long; an acknowledgement that is about to come may make it whole.
+#: ... or if the flow has not sent for so long, or the next acknowledgement is more than half a round trip away.
 DEFER_S = 0.001
 
 OPEN, RECOVERY = Phase.OPEN, Phase.RECOVERY
@@ -55,6 +56,7 @@ class Flow:
         "_expected",
         "_first",
         "_flight",
+        "_head_s",
         "_heard_s",
         "_held",
         "_held_packets",
@@ -71,7 +73,7 @@ class Flow:
         "_stalled",
         "_timers",
         "_una",
-        "_waking",
+        "_wake_s",
         "_written",
         "retransmitted",
         "window",
@@ -101,10 +103,11 @@ class Flow:
         self._flight = 0  # packets sent, neither acknowledged nor known to be lost
         self._order = 0  # packets sent
         self._sent_s = self._heard_s = 0.0  # when the sender last sent, and heard of progress
+        self._head_s = 0.0  # when it sent what is acknowledged next, or what was acknowledged last
         #: (arrival, packets, everything before this has arrived, when they were sent, their order, packets held)
         self._acks: deque[tuple[float, int, int, float, int, int]] = deque()
         self._stalled = False  # something waits for acknowledgements
-        self._waking = False  # for the next of them
+        self._wake_s = math.inf  # when the next of them comes, if the sender is to be woken for it
         self._merged: Bundle | None = None  # a burst under way as one bundle, and when it arrives
         self._merged_due_s = 0.0
         self._lost: dict[int, Bundle] = {}  # what the sender does not know to be lost, by position
@@ -146,7 +149,12 @@ class Flow:
             back_s = now_s
             for lane in self._back:
                 back_s = lane.crossed_s(back_s)
-            self._acks.append((back_s, bundle.packets, self._expected, bundle.sent_s, bundle.order, self._held_packets))
+            acks = self._acks
+            ack = (back_s, bundle.packets, self._expected, bundle.sent_s, bundle.order, self._held_packets)
+            place = len(acks)
+            while place and acks[place - 1][4] > bundle.order:  # of a burst behind this one, told apart early
+                place -= 1
+            acks.insert(place, ack)
         if self._stalled or self._lost:
             self._wake()
         messages = self._messages
@@ -191,10 +199,14 @@ class Flow:
         return None
 
     def _may_merge(self, size_bytes: int, now_s: float) -> bool:
-        """Whether a burst may cross as one bundle: over one link, those it is made of follow without a gap."""
-        first = self._first
+        """Whether all that is to be sent may cross as one bundle: over one link, its parts follow without a gap."""
+        first, messages = self._first, self._messages
         return (
-            self._hops == 1 and first.exact and first.fits(now_s, size_bytes) and not (self._lost or self._held_packets)
+            self._hops == 1
+            and first.exact
+            and first.fits(now_s, size_bytes)
+            and (len(messages) < 2 or messages[-2][0] <= self._next)  # an earlier message must not wait for its end
+            and not (self._lost or self._held_packets)
         )
 
     def _allowed(self, packets: int, now_s: float) -> int:
@@ -207,8 +219,7 @@ class Flow:
             window.phase is not OPEN
             or room >= WORTH_SENDING * window.packets
             or now_s - self._sent_s > DEFER_S
-            or not self._acks
-            or self._acks[0][0] - now_s > window.rtt_s / 2
+            or now_s - self._head_s < window.rtt_s / 2
         ):
             return room
         return 0 if self._flight else 1
@@ -217,6 +228,7 @@ class Flow:
         window, flight, packets = self.window, self._flight, bundle.packets
         if not flight:
             window.resumed(now_s - self._sent_s)
+            self._head_s = now_s
         bundle.hop = 0
         bundle.sent_s = self._sent_s = now_s
         bundle.order = self._order = self._order + packets
@@ -236,12 +248,14 @@ class Flow:
 
     def _wake(self) -> None:
         """Be called for the next acknowledgement."""
-        if self._acks and not self._waking:
-            self._waking = True
-            self._timers.tell_at(self._acks[0][0], self._woken)
+        if self._acks and self._acks[0][0] < self._wake_s:
+            self._wake_s = self._acks[0][0]
+            self._timers.tell_at(self._wake_s, self._woken)
 
     def _woken(self, now_s: float) -> None:
-        self._waking = False
+        if now_s < self._wake_s:
+            return  # for one that was the next until another came before it
+        self._wake_s = math.inf
         self._pump(now_s)
         if self._stalled or self._lost:
             self._wake()
@@ -252,6 +266,7 @@ class Flow:
         while acks and acks[0][0] <= now_s:
             at_s, packets, una, sent_s, order, held = acks.popleft()
             rtt_s = at_s - sent_s
+            self._head_s = sent_s
             self._flight -= packets
             advanced = una > self._una
             if advanced:

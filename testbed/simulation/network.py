@@ -1,7 +1,8 @@
 """All links of a topology in virtual time, and messages that cross them.
 
 Every direction of every link is the ``LinkModel`` that the relay uses, drawing from the same seed.  Bundles of packets
-of different flows share a link in the order in which they come, and cross a path one link after the other.
+of different flows share a link in the order in which they come, and cross a path one link after the other; where a link
+takes smaller bundles than the one before it, they are cut.
 
 >>> import asyncio
 >>> from testbed.simulation.loop import VirtualLoop

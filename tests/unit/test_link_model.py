@@ -266,3 +266,15 @@ def test_a_saturated_link_carries_its_rate() -> None:
         now_s += 100e-6  # 120 Mbit/s offered
 
     assert carried * 8 == pytest.approx(1e8 * (1.0 - 0.005), rel=0.002)
+
+
+def test_a_jittery_link_with_a_queue_may_become_faster() -> None:
+    """The next packet is then on the cable before the last one would have been."""
+    slow = Direction(rate_bps=1e6, delay_s=0.010, jitter_s=0.002)
+    link: LinkModel[int] = LinkModel(slow, random.Random(0))
+    for number in range(10):
+        link.offer(0.0, 1000, number)
+    link.change(Direction(rate_bps=1e9, delay_s=0.010, jitter_s=0.002), 0.001)
+    link.offer(0.001, 1000, 10)
+
+    assert link.due(1.0) == list(range(11))
