@@ -271,7 +271,7 @@ def test_a_saturated_link_carries_its_rate() -> None:
 def test_a_jittery_link_with_a_queue_may_become_faster() -> None:
     """The next packet is then on the cable before the last one would have been."""
     slow = Direction(rate_bps=1e6, delay_s=0.010, jitter_s=0.002)
-    link: LinkModel[int] = LinkModel(slow, random.Random(0))
+    link: LinkModel[int] = LinkModel(slow, random.Random(0))  # noqa: S311 - physics, not secrets
     for number in range(10):
         link.offer(0.0, 1000, number)
     link.change(Direction(rate_bps=1e9, delay_s=0.010, jitter_s=0.002), 0.001)
