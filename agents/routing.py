@@ -43,7 +43,9 @@ class Routed:
     demands: tuple[ExpertDemand, ...]
     lines: dict[int, Array]  # expert -> tokens that chose it, ascending
     weights: dict[int, Array]  # expert -> their gate weights
-    masks: Array  # (experts, tokens) bool
+    order: Array  # tokens as ``lines`` has them, expert after expert
+    ordered_weights: Array  # the same for ``weights``
+    tokens: int
     batches: dict[tuple[tuple[int, str], ...], Batch] | None = None  # of a gate that comes again
 
     @classmethod
@@ -73,39 +75,53 @@ class Routed:
         tokens, top_k = gate.experts.shape
         chosen, chosen_weights = gate.experts.ravel(), gate.weights.ravel()
         order = chosen.argsort(kind="stable")
-        lines, weights = order // top_k, chosen_weights[order]
+        lines, weights = (order // top_k).astype(np.int32), chosen_weights[order]
         shares = np.bincount(chosen, chosen_weights, minlength=experts)
         shares = (shares / (shares.sum() or 1.0)).tolist()
-        masks = np.zeros((experts, tokens), dtype=bool)
-        masks[chosen[order], lines] = True
-        packed = np.packbits(masks, axis=1, bitorder="little")
-        bits, width = packed.tobytes(), packed.shape[1]
+        places = lines.tolist()
         demands, lines_of, weights_of, start = [], {}, {}, 0
-        # One plain loop: this runs for every layer of every pass, and eight calls of numpy cost more than all of it.
+        # Plain loops: this runs for every layer of every pass, and a call of numpy costs more than some additions.
         for expert, end in enumerate(np.bincount(chosen, minlength=experts).cumsum().tolist()):
             if end > start:
-                rows = int.from_bytes(bits[expert * width : (expert + 1) * width], "little")
+                rows = 0
+                for place in places[start:end]:
+                    rows |= 1 << place
                 demands.append(ExpertDemand(expert=expert, rows=rows, tokens=end - start, gate_share=shares[expert]))
                 lines_of[expert], weights_of[expert] = lines[start:end], weights[start:end]
                 start = end
-        return cls(demands=tuple(demands), lines=lines_of, weights=weights_of, masks=masks, batches=batches)
+        return cls(
+            demands=tuple(demands),
+            lines=lines_of,
+            weights=weights_of,
+            order=lines,
+            ordered_weights=weights,
+            tokens=tokens,
+            batches=batches,
+        )
 
     def _batch(self, choices: Sequence[Choice]) -> Batch:
-        if len(choices) == 1:  # the usual case where experts are spread widely: nothing to merge
-            (only,) = choices
-            rows = self.lines[only.expert].astype(np.int32)
-            call = ExpertCall(expert=only.expert, precision=only.precision, rows=len(rows))
-            every = np.arange(len(rows), dtype=np.int32)
-            return Batch(calls=[call], rows=rows, index=every, weights=self.weights[only.expert])
-        sent = self.masks[[choice.expert for choice in choices]].any(axis=0)
-        line_of = np.cumsum(sent, dtype=np.int32) - 1  # token -> its line in the matrix of tokens sent
         calls = [
             ExpertCall(expert=choice.expert, precision=choice.precision, rows=len(self.lines[choice.expert]))
             for choice in choices
         ]
-        index = line_of[np.concatenate([self.lines[choice.expert] for choice in choices])]
+        if len(choices) == 1:  # the usual case where experts are spread widely: nothing to merge
+            expert = choices[0].expert
+            every = np.arange(calls[0].rows, dtype=np.int32)
+            return Batch(calls=calls, rows=self.lines[expert], index=every, weights=self.weights[expert])
+        if len(choices) == len(self.demands) and all(map(_is_of, choices, self.demands)):
+            # The usual case of whole layers: every token is sent, and everything is in order already.
+            every = np.arange(self.tokens, dtype=np.int32)
+            return Batch(calls=calls, rows=every, index=self.order, weights=self.ordered_weights)
+        lines = np.concatenate([self.lines[choice.expert] for choice in choices])
+        sent = np.zeros(self.tokens, dtype=bool)
+        sent[lines] = True
+        line_of = np.cumsum(sent, dtype=np.int32) - 1  # token -> its line in the matrix of tokens sent
         weights = np.concatenate([self.weights[choice.expert] for choice in choices])
-        return Batch(calls=calls, rows=np.flatnonzero(sent).astype(np.int32), index=index, weights=weights)
+        return Batch(calls=calls, rows=np.flatnonzero(sent).astype(np.int32), index=line_of[lines], weights=weights)
+
+
+def _is_of(choice: Choice, demand: ExpertDemand) -> bool:
+    return choice.expert == demand.expert
 
 
 def by_server(choices: Iterable[Choice]) -> dict[str, list[Choice]]:

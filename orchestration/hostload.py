@@ -29,7 +29,7 @@ from orchestration.stage import Watcher
 from testbed.simulation.loop import VirtualLoop
 
 #: Processor time of one emulated message, both agents and the relay, and of each of its bytes.
-MESSAGE_S = 0.55e-3
+MESSAGE_S = 1.0e-3
 BYTE_S = 1.2e-9
 #: The host is to be busy for at most this share.
 AIM = 0.5
