@@ -5,10 +5,10 @@ agents together, and counts the messages that they send.  What an emulated messa
 measurement (``benchmarks/host_load.py`` prints it again): encoding, ZeroMQ, the kernel's TCP on both ends, the relay.
 
     need   = agents + messages · c + bytes · b        processor seconds per emulated second                      (1)
-    D      = smallest dilation with  need / (D · processors) <= 1/2                                              (2)
+    D      = smallest dilation with  need / (D · processors) <= AIM                                              (2)
 
-Half, because arrivals come in bursts, and a host that is busy half of the time on average is fully busy now and then.
-The report of a run says whether that was enough.
+Far below 1, because arrivals come in bursts: a host that is busy half of the time on average is fully busy now and
+then, and then results leave late.  The report of a run says whether it was enough.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from testbed.simulation.loop import VirtualLoop
 #: Processor time of one emulated message, both agents and the relay, and of each of its bytes.
 MESSAGE_S = 1.0e-3
 BYTE_S = 1.2e-9
-#: The host is to be busy for at most this share.
-AIM = 0.5
+#: The host is to be busy for at most this share.  At a half, edge10 under 8 requests/s got WARN verdicts; here PASS.
+AIM = 0.35
 #: Requests of the plan that are tried.
 TRIED = 12
 STEPS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0)
