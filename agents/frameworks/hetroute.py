@@ -55,6 +55,9 @@ REMEMBERED_PREDICTIONS = 1024
 FOLLOWING = 3
 LOOK_AHEADS = ("request", "layer", "none")
 
+#: The placement's sets of servers are 64-bit integers.
+MOST_SERVERS = 62
+
 
 class HetRoute(BaseFramework):
     """Set-level routing with look-ahead, precision and residency.
@@ -85,7 +88,12 @@ class HetRoute(BaseFramework):
         self._predicted: dict[tuple[int, int, int], float] = {}
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
-        """See ``hetroute_placement``."""
+        """See ``hetroute_placement``.  FrameworkError for more servers than its tables are made for."""
+        if len(cluster.servers) > MOST_SERVERS:
+            raise FrameworkError(
+                f"hetroute keeps tables over all pairs of servers, and a set of servers in one integer: it takes up to "
+                f"{MOST_SERVERS} servers, not {len(cluster.servers)}"
+            )
         for precision in self.precisions:
             if precision not in profile.expert_bytes:
                 raise FrameworkError(

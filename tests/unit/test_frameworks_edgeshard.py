@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec import structs
 
 from agents.errors import FrameworkError
-from agents.frameworks.edgeshard import EdgeShard, chain
+from agents.frameworks.edgeshard import MOST_CANDIDATES, EdgeShard, chain, neighbourhood
 from agents.frameworks.expected import Expected
 from agents.protocol import Placement
+from tests.support.clusters import cluster as equal_servers
 
 from .framework_cases import MIXTRAL, Still, calibration, cluster, demand, view
 
@@ -79,3 +81,23 @@ def test_every_expert_runs_where_the_layer_is_and_the_request_goes_on_to_the_nex
 def test_a_wrong_option_is_named(options: dict[str, str], words: str) -> None:
     with pytest.raises(FrameworkError, match=words):
         EdgeShard(options).place(cluster(), MIXTRAL, MEASURED)
+
+
+def test_in_a_large_cluster_the_chain_stays_in_the_neighbourhood_that_is_quickest() -> None:
+    """Servers 41 to 70 are near each other; the first forty are far from everybody."""
+    far = equal_servers(70, delay_s=0.050)
+    near = [
+        [0.001 if min(a, b) >= 40 and a != b else delay_s for b, delay_s in enumerate(row)]
+        for a, row in enumerate(far.delay_s)
+    ]
+    shape = structs.replace(far, delay_s=tuple(tuple(row) for row in near))
+
+    placement = EdgeShard().place(shape, MIXTRAL, MEASURED)
+
+    assert {int(name.removeprefix("s")) for name in owners(placement)} <= set(range(41, 71))
+
+
+def test_a_cluster_that_the_programme_can_see_whole_is_not_cut() -> None:
+    shape = equal_servers(MOST_CANDIDATES)
+    assert neighbourhood(shape, MIXTRAL, MEASURED, "full") is shape
+    assert len(neighbourhood(equal_servers(MOST_CANDIDATES + 1), MIXTRAL, MEASURED, "full").servers) == MOST_CANDIDATES

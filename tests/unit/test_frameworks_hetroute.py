@@ -17,6 +17,7 @@ from agents.frameworks.hetroute_outlook import Outlook, flow, nominal
 from agents.frameworks.hetroute_placement import near_groups, queueing_s
 from agents.frameworks.placements import budget_bytes
 from agents.protocol import FULL, Placement, Replica
+from tests.support.clusters import cluster as equal_servers
 
 from .framework_cases import MIXTRAL, Still, calibration, cluster, demand, view
 
@@ -270,3 +271,8 @@ def test_with_a_single_pipeline_a_request_does_not_stay_outside_of_it() -> None:
     plan = framework.plan(demand(3), view(outside, live, placement, MEASURED))
 
     assert plan.next_server == owners[4]
+
+
+def test_more_servers_than_fit_its_tables_are_refused_in_words() -> None:
+    with pytest.raises(FrameworkError, match="it takes up to 62 servers, not 63"):
+        HetRoute().place(equal_servers(63), MIXTRAL, calibration())
