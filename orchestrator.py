@@ -1,4 +1,4 @@
-"""The command line that plays scenarios: check, plan, run, compare, sweep, list.
+"""The command line that plays scenarios: check, plan, run, compare, agreement, sweep, list.
 
     python orchestrator.py plan link_congestion --topology topologies/edge10.yaml
     python orchestrator.py compare link_congestion --frameworks edgeshard,hetroute
@@ -65,7 +65,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Play scenarios on a testbed that is up, under one routing framework or several, and record them.",
+    help="Play scenarios under routing frameworks, on a testbed that is up or in virtual time, and record them.",
 )
 console = Console(highlight=False)
 
@@ -153,7 +153,7 @@ def check(
         for replica in candidate.placement.replicas:
             copies[replica.server] = copies.get(replica.server, 0) + 1
         held = ", ".join(f"{server} {copies.get(server, 0)}" for server in prepared.cluster.names)
-        console.print(f"{candidate.name}: {len(candidate.placement.replicas)} expert copies: {held}", soft_wrap=True)
+        say(f"{candidate.name}: {len(candidate.placement.replicas)} expert copies: {held}")
 
 
 @app.command()
@@ -230,7 +230,7 @@ def compare_(
         )
         prepared = dilated(prepared, dilation, place.stage, say)
         directory = place.loop.run_until_complete(watched(prepared, place.stage, results, console))
-    console.print(f"results in {directory}; draw them with `make plots`")
+    say(f"results in {directory}; draw them with `make plots`")
 
 
 @app.command()
@@ -277,10 +277,13 @@ def agreement(
             prepared = dilated(prepared, dilation, place.stage, say)
             directory = results / f"agreement-{backend}"
             sides[backend] = load(place.loop.run_until_complete(watched(prepared, place.stage, directory, console)))
+        if sides[backend].interrupted or sides[backend].notes:
+            say("interrupted: there is nothing to compare")
+            raise typer.Exit(INTERRUPTED)
     rows = compared(sides[Backend.SIM], sides[Backend.NETNS])
-    console.print(table(rows), soft_wrap=True)
+    say(table(rows))
     for side in sides.values():
-        console.print(f"from {side.path}")
+        say(f"from {side.path}")
     off = [f"{row.framework} {row.what}" for row in rows if not row.ok]
     if off:
         raise DisagreementError(f"simulation and emulation disagree: {', '.join(off)}")
@@ -339,7 +342,7 @@ def sweep(
     directory.plan(asked, question=question, finished=not failed)
     _print_sweep(directory.path)
     for reason, count in Counter(failed.values()).most_common():
-        console.print(f"{count} failed: {reason}", soft_wrap=True, markup=False)
+        say(f"{count} failed: {reason}")
     if failed:
         raise FailedCellsError(
             f"{len(failed)} of {len(asked)} cells failed; {directory.path}/failed says why; "
@@ -352,7 +355,7 @@ def _swept(sweep: Sweep, asked: str) -> Mapping[str, str]:
     before = sum(sweep.directory.is_finished(cell.name) for cell in sweep.cells)
     left = len(sweep.cells) - before
     where = f"{asked} in {sweep.directory.path}"
-    console.print(f"{where}: {before} are finished, {left} to play", soft_wrap=True, markup=False)
+    say(f"{where}: {before} are finished, {left} to play")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -401,7 +404,7 @@ def _print_sweep(directory: Path) -> None:
             table.add_row(*map(Text, row[1:]))
         console.print(table)
     for note in found.notes:
-        console.print(f"note: {note}", soft_wrap=True, markup=False)
+        say(f"note: {note}")
     console.print(
         f"means over seeds ± half of their 95 % interval; every cell is in {directory}/sweep.csv and sweep.parquet; "
         f"draw them with `python -m analysis {directory}`",

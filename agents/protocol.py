@@ -229,8 +229,8 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Answer: (ArraySpec("nll", "<f4", 1), ArraySpec("top1", "<i4", 1)),
     Failed: (),
     State: (
-        # (4, servers of the cluster); (0, 0) in a small one.  Rows: when each server last said how it is, and what it
-        # said, in the order of ``State``'s first fields.
+        # (5, servers of the cluster); (0, 0) in a small one.  Rows: when each server was last heard of, when it last
+        # said how it is, and what it said, in the order of ``State``'s first fields.
         ArraySpec("news", "<f8", 2),
     ),
 }

@@ -76,10 +76,10 @@ class Telemetry:
         self._me = cluster.index(server)
         self._large = relays(len(self._names))
         self._dead_after_s = dead_after_s(len(self._names))
-        #: Rows: when each server was last heard of; its backlog, recent mean wait and load backlog then.
-        self._news = np.zeros((4, len(self._names)))
-        self._heard_s, self._loads = self._news[0], self._news[1:]
-        self._heard_s[:] = now_s
+        #: Rows: when each server was last heard of; when it said how it is; its backlog, mean wait and load backlog.
+        self._news = np.zeros((5, len(self._names)))
+        self._heard_s, self._said_s, self._loads = self._news[0], self._news[1], self._news[2:]
+        self._heard_s[:] = self._said_s[:] = now_s
         self._lost: set[str] = set()
         self._paths: dict[tuple[int, int], _Path] = {}
 
@@ -109,7 +109,7 @@ class Telemetry:
         """What gossip carries of all servers: when each was heard of, and its load; nothing in a small cluster."""
         if not self._large:
             return NO_NEWS
-        self._heard_s[self._me] = now_s
+        self._heard_s[self._me] = self._said_s[self._me] = now_s
         self._loads[:, self._me] = own
         return self._news.copy()
 
@@ -167,6 +167,7 @@ class Telemetry:
                 del self._paths[ends]
 
     def _told(self, source: int, state: State, arrays: tuple[Array, ...], now_s: float) -> None:
+        self._said_s[source] = now_s
         self._loads[:, source] = (state.backlog_s, state.wait_s, state.load_backlog_s)
         for row in state.links:
             other_source = self._place(row.source)
@@ -176,9 +177,8 @@ class Telemetry:
             other.delay_s, other.pace_s, other.updated_s = row.delay_s, 1 / row.rate_bps, now_s
         if arrays and arrays[0].shape == self._news.shape:
             told = arrays[0]
-            newer = told[0] > self._heard_s
-            newer &= told[0] <= now_s
-            np.copyto(self._news, told, where=newer)
+            np.copyto(self._heard_s, told[0], where=(told[0] > self._heard_s) & (told[0] <= now_s))
+            np.copyto(self._news[1:], told[1:], where=(told[1] > self._said_s) & (told[1] <= now_s))
 
     def _place(self, name: str) -> int | None:
         try:

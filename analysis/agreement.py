@@ -79,7 +79,7 @@ def _numbers(
 ) -> Iterator[tuple[str, str, float, float, float | None]]:
     """What is compared, its unit, both sides, the bound."""
     alike, answered = _routed_alike(simulated, emulated), _answered(emulated)
-    yield "routed alike", "requests", alike, answered, None
+    yield "routed as emulated", "requests", alike, answered, None
     ours, theirs = _total(simulated, "sent_bytes"), _total(emulated, "sent_bytes")
     yield "payload", "bytes", ours, theirs, EXACT if alike == answered else PAYLOAD_BOUND
     for what, unit, measure, bound in MEASURES:

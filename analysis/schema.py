@@ -154,6 +154,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     quality_budget: float | None = None  # relative NLL increase that a request may cost
     backend: str = "netns"
     wall_s: float | None = None  # what the run took
+    arrival_rate_per_s: float | None = None  # requests per emulated second
     format: int = FORMAT
 
 

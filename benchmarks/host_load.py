@@ -2,7 +2,8 @@
 
     python benchmarks/host_load.py [RESULTS_DIRECTORY]
 
-Reads a comparison that was played on packets (default: the newest under results/) and predicts the same plan anew.
+Reads a comparison of the default model and redundancy that was played on packets (default: the newest under results/)
+and predicts the same load anew.
 
     needed = busy share of the host x processors x wall seconds / emulated seconds of arrivals
 
@@ -42,6 +43,7 @@ def main() -> None:
         prompt_tokens=min(each.shape[1] for each in rows),
         seed=first.seed,
         duration_s=first.duration_s,
+        arrival_rate_per_s=first.arrival_rate_per_s,
     )
     plan = prepare(
         scenarios={first.seed: builder(comparison.scenario)(setting)},

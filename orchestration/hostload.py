@@ -13,7 +13,6 @@ then, and then results leave late.  The report of a run says whether it was enou
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import time
@@ -43,18 +42,14 @@ class HostLoad:
     """What one candidate's run needs."""
 
     framework: str
-    agents_s: float  # processor seconds per emulated second
+    agents: float  # processor seconds per emulated second
     messages_per_s: float
     bytes_per_s: float
 
     @property
     def need(self) -> float:
         """Equation (1)."""
-        return self.agents_s + MESSAGE_S * self.messages_per_s + BYTE_S * self.bytes_per_s
-
-    def busy(self, dilation: float, processors: int) -> float:
-        """Share of the host that will be busy."""
-        return self.need / (dilation * processors)
+        return self.agents + MESSAGE_S * self.messages_per_s + BYTE_S * self.bytes_per_s
 
 
 def predict(comparison: Comparison) -> tuple[HostLoad, ...]:
@@ -83,16 +78,20 @@ def processors() -> int:
 async def _predict(comparison: Comparison, candidate: Candidate, loop: VirtualLoop) -> HostLoad:
     episode = _beginning(comparison)
     stage = Simulation(comparison.topology, comparison.model, loop)
-    before_s = time.process_time()
-    played, _ = await stage.play(comparison, candidate, episode, "load", Watcher(interrupted=asyncio.Event()))
-    agents_s = time.process_time() - before_s
+    idle = replace(episode, scenario=replace(episode.scenario, requests=(), duration_s=0.0))
+    costs_s = []
+    for each in (idle, idle, episode):  # once so that weights are prepared, once for what every run prepares anew
+        before_s = time.process_time()
+        played, _ = await stage.play(comparison, candidate, each, "load", Watcher())
+        costs_s.append(time.process_time() - before_s)
+    agents_s = max(0.0, costs_s[2] - costs_s[1])
     # Per request that was tried, at the rate of the plan; gossip goes on whether requests come or not.
     share = episode.scenario.arrival_rate_per_s / max(1, len(played.submitted))
     servers = len(comparison.cluster.names)
     told = len(peers_of(0, servers=servers, round_number=0))
     return HostLoad(
         framework=candidate.name,
-        agents_s=agents_s * share,
+        agents=agents_s * share,
         messages_per_s=stage.payload_messages * share + servers * told / GOSSIP_INTERVAL_S,
         bytes_per_s=stage.payload_bytes * share,
     )

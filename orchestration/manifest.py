@@ -33,7 +33,7 @@ class HostFacts:
     """What was measured of the host and the network around one run."""
 
     started_at: datetime
-    wall_s: float  # what the run took
+    wall_s: float  # from emulated zero to the last record; in virtual time with its preparation
     host_busy: float  # share of all cores, in [0, 1]
     relay_p99_s: float  # emulated seconds
     shaping: Mapping[tuple[str, str], Direction]  # read back before the first request

@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 class Backend(StrEnum):
     """Where runs are played."""
 
-    AUTO = "auto"  # netns where packets are possible, else sim
+    AUTO = "auto"  # sim where a topology is given or packets are impossible, else netns
     NETNS = "netns"
     SIM = "sim"
 
@@ -98,7 +98,7 @@ def _possible(topology: Path | None, testbed: str | None, say: Say) -> Backend:
         lacks = "; ".join(f"{each.name}: {each.detail}" for each in missing)
         say(f"packets cannot be emulated here ({lacks}): simulating in virtual time")
         return Backend.SIM
-    if topology is not None:
+    if topology is not None and testbed is None:
         say(f"simulating {topology} in virtual time (a testbed that is up has its own topology)")
         return Backend.SIM
     return Backend.NETNS
@@ -123,7 +123,10 @@ def dilated(comparison: Comparison, dilation: str, stage: Stage, say: Say) -> Co
             raise TestbedError(
                 f"--dilation is {AUTO} or a number from {LEAST_DILATION:g} to {MOST_DILATION:g}, not {dilation!r}"
             )
-        return replace(comparison, dilation=forced if stage.disturbed_by_work else 1.0)
+        if not stage.disturbed_by_work:
+            say("virtual time is never stretched: --dilation is not needed")
+            return comparison
+        return replace(comparison, dilation=forced)
     if not stage.disturbed_by_work:
         return comparison
     say("predicting the load of this machine")

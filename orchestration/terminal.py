@@ -48,7 +48,7 @@ async def watched(comparison: Comparison, stage: Stage, results: Path, console: 
 
         def say(text: str) -> None:
             if text:
-                progress.console.print(text, soft_wrap=True)
+                progress.console.print(text, soft_wrap=True, markup=False)
 
         watcher = Watcher(say=say, begin=begin, tick=tick, end=end)
 

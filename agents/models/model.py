@@ -52,6 +52,6 @@ class Model:
 
     def remembering(self, memory_bytes: int = MEMORY_BYTES) -> Model:
         """The same, which computes nothing twice; a trace has nothing to compute."""
-        if not self.twin.measures_quality:
+        if isinstance(self.twin, Replay):
             return self
         return replace(self, twin=Remembering(self.twin, memory_bytes=memory_bytes))

@@ -2,7 +2,7 @@
 
 The pieces of a twin are pure, and a placement moves them to other servers without touching a bit.  So where many runs
 and their reference answers are computed in one process, most of their arithmetic is the same arithmetic.  Whoever asks
-again for an expert on the same rows gets the array of the first time, which nobody may write to.
+again for an expert on the same rows gets the bits of the first time.
 
 Passes with a cache (generation) change that cache, and are computed each time.
 """

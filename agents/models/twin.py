@@ -1,6 +1,6 @@
 r"""A twin's arithmetic in numpy, cut into the pieces that different servers run.
 
-One layer of a request is ``attend`` and ``gate`` on the aggregation server, ``expert`` wherever the replicas are, and
+One layer of a request is ``attend`` and ``gate`` on the aggregation server, ``experts`` wherever the replicas are, and
 ``finish`` on the next aggregation server.  The pieces are pure: only a :class:`KeyValueCache` changes, and it belongs
 to one layer of one request, so it can live on the server that aggregates that layer.
 
@@ -16,8 +16,8 @@ every placement yields the same bits.  The products in (4) are exact in float64 
 rounding: at most 2⁻³³, against 2⁻²⁵ for rounding x' to float32 where it is as large as 1.  A contribution must stay
 below 2²⁴ (checked, also against NaN); then 64 of them add up to less than 2⁶² and cannot overflow.
 
-Bits also depend on the shape of a matrix product.  Therefore ``expert`` is always called with exactly the rows that one
-request routed to that expert, in token order, wherever it runs; requests are never merged into one product.
+Bits also depend on the shape of a matrix product.  Therefore every call of ``outputs`` multiplies exactly the rows that
+one request routed to that expert, in token order, wherever it runs; requests are never merged into one product.
 
 One thread for BLAS is faster at this size: set OPENBLAS_NUM_THREADS=1 before numpy is imported.
 """

@@ -26,14 +26,13 @@ from typing import Any
 
 from testbed.simulation.bundle import Bundle, Lane, Timers
 from testbed.simulation.cubic import Cubic, Phase
-from testbed.tcp import HEADER_BYTES, SEGMENT_BYTES
+from testbed.tcp import HEADER_BYTES, RTO_MIN_S, SEGMENT_BYTES
 
 #: So many packets that arrive out of order are no accident (TCP's duplicate acknowledgements).
 DUPLICATES = 3
 #: What a probe waits for beyond two round trips: two ticks of the usual kernel (HZ=250).
 PROBE_MIN_S = 0.008
-#: The least that a time-out adds to the round trip (Linux: TCP_RTO_MIN), and the most that it grows to.
-RTO_MIN_S = 0.2
+#: The most that a time-out grows to (Linux: TCP_RTO_MAX).
 RTO_MAX_S = 120.0
 #: A part of a bundle is worth sending if it fills this share of the window (Linux: tcp_tso_win_divisor) ...
 WORTH_SENDING = 1 / 3

@@ -64,7 +64,9 @@ def test_requests_that_were_routed_otherwise_are_counted_and_allow_a_hundredth(d
         return load(side.path)
 
     (alike,) = [
-        row for row in agreement(side, load(directory)) if row.what == "routed alike" and row.framework == "hetroute"
+        row
+        for row in agreement(side, load(directory))
+        if row.what == "routed as emulated" and row.framework == "hetroute"
     ]
     assert alike.emulated - alike.simulated == 2
     assert off(with_payload(1.009), load(directory)) == []

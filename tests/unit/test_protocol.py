@@ -111,7 +111,7 @@ def test_bodies_without_arrays_travel_too() -> None:
 
 def gossip(servers: int) -> Message:
     body = State(backlog_s=0.1, wait_s=0.0, load_backlog_s=0.0, links=[])
-    return Message(run="r", source="s1", sent_s=0.0, size_bytes=0, body=body, arrays=(np.zeros((4, servers)),))
+    return Message(run="r", source="s1", sent_s=0.0, size_bytes=0, body=body, arrays=(np.zeros((5, servers)),))
 
 
 def framed_bytes(message: Message) -> int:
