@@ -30,9 +30,10 @@ from agents.models.model import Model
 from orchestration.bench import digest_of_model, source
 from orchestration.catalogue import builder, scenario_names
 from orchestration.cells import Grid, cells, rates_in, seeds_in
-from orchestration.comparison import prepare
+from orchestration.comparison import Comparison, prepare
 from orchestration.manifest import label
-from orchestration.places import AUTO, Backend, dilated, open_place
+from orchestration.places import AUTO, Backend, Place, dilated, dilation_in, open_place
+from orchestration.session import new_directory
 from orchestration.sweep import Onlooker, Sweep, steady, usable_cores
 from orchestration.sweepfiles import SweepDirectory
 from orchestration.terminal import watched
@@ -212,6 +213,7 @@ def compare_(
     names = _names(frameworks)
     for name in names:
         create(name)  # a name that is wrong is said before anything else is looked at
+    slower = dilation_in(dilation)
     build = builder(scenario)
     loaded = Model.load(model)
     with open_place(
@@ -228,8 +230,7 @@ def compare_(
             dilation=1.0,
             redundancy=redundancy,
         )
-        prepared = dilated(prepared, dilation, place.stage, say)
-        directory = place.loop.run_until_complete(watched(prepared, place.stage, results, console))
+        directory = _played(place, prepared, slower, results)
     say(f"results in {directory}; draw them with `make plots`")
 
 
@@ -251,6 +252,7 @@ def agreement(
     from analysis.agreement import table
     from analysis.load import load
 
+    slower = dilation_in(dilation)
     sides = {}
     for backend in (Backend.SIM, Backend.NETNS):
         with open_place(
@@ -274,9 +276,7 @@ def agreement(
                 dilation=1.0,
                 redundancy=2.0,
             )
-            prepared = dilated(prepared, dilation, place.stage, say)
-            directory = results / f"agreement-{backend}"
-            sides[backend] = load(place.loop.run_until_complete(watched(prepared, place.stage, directory, console)))
+            sides[backend] = load(_played(place, prepared, slower, results / f"agreement-{backend}"))
         if sides[backend].interrupted or sides[backend].notes:
             say("interrupted: there is nothing to compare")
             raise typer.Exit(INTERRUPTED)
@@ -411,6 +411,14 @@ def _print_sweep(directory: Path) -> None:
         soft_wrap=True,
         markup=False,
     )
+
+
+def _played(place: Place, comparison: Comparison, dilation: float | None, results: Path) -> Path:
+    """Play a comparison at a place; its directory, which is made first, lest minutes are lost for want of it."""
+    directory = new_directory(results, comparison.scenario.name)
+    slower = dilated(comparison, dilation, place.stage, say)
+    place.loop.run_until_complete(watched(slower, place.stage, directory, console))
+    return directory
 
 
 def _build(

@@ -112,21 +112,27 @@ def _topology_of(testbed: str | None) -> Topology:
     return network.topology
 
 
-def dilated(comparison: Comparison, dilation: str, stage: Stage, say: Say) -> Comparison:
+def dilation_in(text: str) -> float | None:
+    """What ``--dilation`` says; None for ``auto``.  TestbedError for what is neither."""
+    if text == AUTO:
+        return None
+    try:
+        dilation = float(text)
+    except ValueError:
+        dilation = math.nan
+    if not LEAST_DILATION <= dilation <= MOST_DILATION:
+        raise TestbedError(
+            f"--dilation is {AUTO} or a number from {LEAST_DILATION:g} to {MOST_DILATION:g}, not {text!r}"
+        )
+    return dilation
+
+
+def dilated(comparison: Comparison, dilation: float | None, stage: Stage, say: Say) -> Comparison:
     """The comparison at the dilation that was asked for, or that the host needs; virtual time needs none."""
-    if dilation != AUTO:
-        try:
-            forced = float(dilation)
-        except ValueError:
-            forced = math.nan
-        if not LEAST_DILATION <= forced <= MOST_DILATION:
-            raise TestbedError(
-                f"--dilation is {AUTO} or a number from {LEAST_DILATION:g} to {MOST_DILATION:g}, not {dilation!r}"
-            )
-        if not stage.disturbed_by_work:
-            say("virtual time is never stretched: --dilation is not needed")
-            return comparison
-        return replace(comparison, dilation=forced)
+    if dilation is not None and stage.disturbed_by_work:
+        return replace(comparison, dilation=dilation)
+    if dilation is not None:
+        say("virtual time is never stretched: --dilation is not needed")
     if not stage.disturbed_by_work:
         return comparison
     say("predicting the load of this machine")

@@ -14,13 +14,6 @@ from orchestration.stage import Stage, Watcher
 from testbed.errors import TestbedError
 
 
-async def compare(comparison: Comparison, stage: Stage, results: Path, watcher: Watcher) -> Path:
-    """Run everything and return the comparison's directory; what was collected is there even when interrupted."""
-    directory = _new_directory(results, f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{comparison.scenario.name}")
-    await play(comparison, stage, directory, watcher)
-    return directory
-
-
 async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher) -> None:
     """Run everything into a directory that exists."""
     scenario = comparison.scenario
@@ -79,8 +72,9 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
     write_json(directory / "comparison.json", summary)
 
 
-def _new_directory(results: Path, name: str) -> Path:
-    """``name``, or ``name-2`` and so on where others began within the same second."""
+def new_directory(results: Path, scenario: str) -> Path:
+    """A directory named by this moment; ``...-2`` and so on where others began within the same second."""
+    name = f"{datetime.now(tz=UTC):%Y%m%d-%H%M%S}-{scenario}"
     directory, number = results / name, 1
     try:
         results.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestration.comparison import Comparison
-from orchestration.session import compare
+from orchestration.session import play
 from orchestration.stage import Stage, Watcher
 from testbed.errors import TestbedError
 
@@ -21,8 +21,8 @@ class NothingAnsweredError(TestbedError):
     exit_code = 1
 
 
-async def watched(comparison: Comparison, stage: Stage, results: Path, console: Console) -> Path:
-    """Play a comparison; its directory.  NothingAnsweredError when every run failed whole."""
+async def watched(comparison: Comparison, stage: Stage, directory: Path, console: Console) -> None:
+    """Play a comparison into a directory that exists.  NothingAnsweredError when every run failed whole."""
     loop = asyncio.get_running_loop()
     columns = (
         TextColumn("{task.description}"),
@@ -52,7 +52,7 @@ async def watched(comparison: Comparison, stage: Stage, results: Path, console: 
 
         watcher = Watcher(say=say, begin=begin, tick=tick, end=end)
 
-        working = asyncio.ensure_future(compare(comparison, stage, results, watcher))
+        working = asyncio.ensure_future(play(comparison, stage, directory, watcher))
 
         def interrupt() -> None:
             if watcher.interrupted.is_set():
@@ -64,9 +64,8 @@ async def watched(comparison: Comparison, stage: Stage, results: Path, console: 
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, interrupt)
         try:
-            directory = await working
+            await working
             if not watcher.answered and not watcher.interrupted.is_set():
                 raise NothingAnsweredError(f"no request was answered; see {directory}")
-            return directory
         except asyncio.CancelledError:
             raise TestbedError("given up: the run under way was not kept") from None
