@@ -138,6 +138,6 @@ def dilated(comparison: Comparison, dilation: float | None, stage: Stage, say: S
     say("predicting the load of this machine")
     loads, count = hostload.predict(comparison), hostload.processors()
     chosen = hostload.choose(loads, count)
-    most = max(loads, key=lambda load: load.need)
+    most = max(loads, key=lambda load: load.wants(count))
     say(f"dilation {chosen:g}: undilated, {most.framework} would need {most.need:.1f} of {count} processors")
     return replace(comparison, dilation=chosen)
