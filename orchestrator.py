@@ -10,6 +10,7 @@ argument.
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections import Counter
@@ -60,6 +61,9 @@ DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
 INTERRUPTED = 130  # exit code, as shells have it
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Beyond so many servers some placements take minutes.
+MANY_SERVERS = 24
 
 
 app = typer.Typer(
@@ -219,6 +223,10 @@ def compare_(
     with open_place(
         backend, loaded, topology=topology, default_topology=DEFAULT_TOPOLOGY, testbed=testbed, say=say
     ) as place:
+        if len(place.topology.servers) > MANY_SERVERS:
+            say(
+                f"deciding where experts live on {len(place.topology.servers)} servers; hetroute takes minutes for that"
+            )
         prepared = prepare(
             scenarios={
                 each: build(_setting(place.topology, loaded, each, rate, duration, generate_share))
@@ -417,7 +425,12 @@ def _played(place: Place, comparison: Comparison, dilation: float | None, result
     """Play a comparison at a place; its directory, which is made first, lest minutes are lost for want of it."""
     directory = new_directory(results, comparison.scenario.name)
     slower = dilated(comparison, dilation, place.stage, say)
-    place.loop.run_until_complete(watched(slower, place.stage, directory, console))
+    try:
+        place.loop.run_until_complete(watched(slower, place.stage, directory, console))
+    except OSError as error:
+        if error.filename is None and error.errno not in FULL_DISK:
+            raise
+        raise TestbedError(f"results cannot be written to {directory}: {error.strerror}") from error
     return directory
 
 

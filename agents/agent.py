@@ -155,7 +155,7 @@ class _Run:
             framework.begin(view)
         except TestbedError:
             raise
-        except Exception as error:  # a framework of the user's may raise anything
+        except (Exception, SystemExit) as error:  # a framework of the user's may raise anything
             reason = f"{self.command.framework} cannot begin: {type(error).__name__}: {error}"
             raise FrameworkError(reason) from error
 

@@ -398,7 +398,7 @@ class Engine:
                 await work
             except TestbedError as error:
                 self._fail(home, request, step, str(error))
-            except Exception as error:  # a framework of the user's may raise anything
+            except (Exception, SystemExit) as error:  # a framework of the user's may raise anything
                 self._fail(home, request, step, f"{self._framework.name}: {type(error).__name__}: {error}")
 
         task = asyncio.ensure_future(guarded())

@@ -71,7 +71,7 @@ class Home:
         except TestbedError as error:
             self._fail(submit.request, str(error))
             return
-        except Exception as error:  # a framework of the user's may raise anything
+        except (Exception, SystemExit) as error:  # a framework of the user's may raise anything
             self._fail(submit.request, f"{self._framework.name}: {type(error).__name__}: {error}")
             return
         ticket = Ticket(

@@ -45,7 +45,7 @@ def _build_of(module: ModuleType, name: str) -> Build:
             made = build(setting)
         except TestbedError:
             raise
-        except Exception as error:  # a user's scenario may raise anything; the traceback is chained
+        except (Exception, SystemExit) as error:  # a user's may raise anything; the traceback is chained
             raise TestbedError(f"scenario {name} cannot be built: {type(error).__name__}: {error}") from error
         if not isinstance(made, Scenario):
             raise TestbedError(f"scenario {name}: build() returned {type(made).__name__}, not a Scenario")

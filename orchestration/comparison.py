@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,10 +11,11 @@ from agents.frameworks.placements import check_placement
 from agents.frameworks.registry import create
 from agents.models.model import Model
 from agents.protocol import Placement
+from orchestration.checks import check_scenario, in_order
 from orchestration.references import References
 from scenarios.timeline import Scenario
 from scenarios.workload import MEAN_TOKENS
-from testbed.errors import TestbedError, did_you_mean
+from testbed.errors import TestbedError
 from testbed.topology import Topology
 
 
@@ -72,6 +72,7 @@ def prepare(
 
     ``scenarios`` holds one scenario per repeat, by seed.  TestbedError when a framework cannot place its experts.
     """
+    scenarios = {seed: in_order(scenario) for seed, scenario in scenarios.items()}
     for scenario in scenarios.values():
         check_scenario(scenario, topology)
     first = next(iter(scenarios.values()))
@@ -90,40 +91,6 @@ def prepare(
         episodes=episodes,
         dilation=dilation,
     )
-
-
-def check_scenario(scenario: Scenario, topology: Topology) -> None:
-    """TestbedError when a timeline names what the topology has not, or asks links for what no link can be."""
-    servers = {node.name for node in topology.servers}
-    links = {name for link in topology.links for name in (link.name, f"{link.b}-{link.a}")}
-    for request in scenario.requests:
-        if request.home not in servers:
-            raise TestbedError(
-                f"scenario {scenario.name}: request {request.number} arrives at {request.home!r}, which is no server "
-                f"of {topology.name}{did_you_mean(request.home, servers)}"
-            )
-    for failure in scenario.failures:
-        if failure.server not in servers:
-            raise TestbedError(
-                f"scenario {scenario.name}: {failure.server!r} is to fail, which is no server of {topology.name}"
-                f"{did_you_mean(failure.server, servers)}"
-            )
-    for change in scenario.changes:
-        if change.link not in links:
-            raise TestbedError(
-                f"scenario {scenario.name}: a change names the link {change.link!r}, which {topology.name} lacks"
-                f"{did_you_mean(change.link, links)}"
-            )
-        rate_bps, delay_s, loss = change.rate_bps, change.delay_s, change.loss
-        if (
-            (rate_bps is not None and not 0 < rate_bps < math.inf)
-            or (delay_s is not None and not 0 <= delay_s < math.inf)
-            or (loss is not None and not 0 <= loss <= 1)
-        ):
-            raise TestbedError(
-                f"scenario {scenario.name}: {change} at {change.at_s:g} s is no link: rates are above 0, delays not "
-                "below 0, losses between 0 and 1"
-            )
 
 
 def _episode(scenario: Scenario, seed: int, model: Model) -> Episode:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestration.catalogue import builder
-from orchestration.comparison import check_scenario
+from orchestration.checks import check_scenario, in_order
 from scenarios.timeline import LinkChange, Scenario, ServerFailure
 from testbed.errors import TestbedError
 from tests.support.simulated import requests, scenario, topology
@@ -43,9 +43,43 @@ def test_what_the_topology_lacks_or_no_link_can_be_is_refused(wrong: dict[str, o
 
 
 @pytest.mark.parametrize(
+    ("wrong", "expected"),
+    [
+        ({"at_s": float("nan")}, "arrives at nan s"),
+        ({"at_s": 1e9}, "arrives at 1000000000.0 s"),
+        ({"kind": "sing"}, "of kind 'sing'; known are score and generate"),
+        ({"kind": "generate"}, "output_tokens above 0"),
+        ({"output_tokens": 3}, "a score has none; not 3"),
+        ({"number": 2**70}, "its number must be a whole one"),
+        ({"number": 1}, "two requests have the number 1"),
+    ],
+)
+def test_a_request_that_cannot_be_played_is_refused(wrong: dict[str, object], expected: str) -> None:
+    first, second = fits().requests
+    with pytest.raises(TestbedError, match=expected):
+        check_scenario(replace(fits(), requests=(replace(first, **wrong), second)), topology("small3"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["duration_s", "deadline_s", "slo_s", "quality_budget"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_numbers_that_mean_nothing_are_refused(what: str, value: float) -> None:
+    with pytest.raises(TestbedError, match=f"{what} is"):
+        check_scenario(replace(fits(), **{what: value}), topology("small3"))  # type: ignore[arg-type]
+
+
+def test_a_timeline_is_played_in_the_order_of_time() -> None:
+    changes = (LinkChange(at_s=1.5, link="s1-s2", restore=True), LinkChange(at_s=0.5, link="s1-s2", loss=0.1))
+    backwards = replace(fits(), requests=tuple(reversed(fits().requests)), changes=changes)
+
+    assert [change.at_s for change in in_order(backwards).changes] == [0.5, 1.5]
+    assert [request.at_s for request in in_order(backwards).requests] == [0.5, 0.6]
+
+
+@pytest.mark.parametrize(
     ("body", "expected"),
     [
         ("raise KeyError('oops')", "cannot be built: KeyError: 'oops'"),
+        ("raise SystemExit(0)", "cannot be built: SystemExit: 0"),
         ("return 42", r"build\(\) returned int, not a Scenario"),
     ],
 )
