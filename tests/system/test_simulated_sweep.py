@@ -19,7 +19,7 @@ import pytest
 
 import orchestrator
 from analysis.load import load
-from orchestration.bench import Bench, Task, digest_of_model, source
+from orchestration.bench import Bench, CellError, Task, digest_of_model, source
 from orchestration.cells import Cell, Grid, Source, cells
 from scenarios.timeline import Scenario
 from testbed.topology import Topology
@@ -197,7 +197,7 @@ def test_what_a_worker_keeps_between_cells_changes_no_record(tmp_path: Path) -> 
     kept = Bench(TWIN, memory_bytes=10**9)
     for cell in sorted(asked, key=lambda cell: (cell.identity.topology_content, cell.identity.timeline)):
         if cell.framework == broken:
-            with pytest.raises(SystemExit):
+            with pytest.raises(CellError, match="SystemExit: enough"):
                 played_on(kept, cell, tmp_path / "kept" / cell.name)
             continue
         alone = played_on(Bench(TWIN, memory_bytes=0), cell, tmp_path / "alone" / cell.name)
