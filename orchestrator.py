@@ -14,7 +14,7 @@ import errno
 import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -31,7 +31,7 @@ from agents.models.model import Model
 from orchestration.bench import digest_of_model, source
 from orchestration.catalogue import builder, scenario_names
 from orchestration.cells import Grid, cells, rates_in, seeds_in
-from orchestration.comparison import Comparison, prepare
+from orchestration.comparison import prepare
 from orchestration.manifest import label
 from orchestration.places import AUTO, Backend, Place, dilated, dilation_in, open_place
 from orchestration.session import new_directory
@@ -62,6 +62,8 @@ DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
 INTERRUPTED = 130  # exit code, as shells have it
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Memory for experts, in full-precision copies of all of them.
+REDUNDANCY = 2.0
 #: Beyond so many servers some placements take minutes.
 MANY_SERVERS = 24
 
@@ -139,7 +141,7 @@ def check(
     frameworks: Annotated[str, typer.Option(help="comma-separated names or files")] = DEFAULT_FRAMEWORKS,
     topology: TopologyFile = DEFAULT_TOPOLOGY,
     model: ModelDirectory = DEFAULT_MODEL,
-    redundancy: Redundancy = 2.0,
+    redundancy: Redundancy = REDUNDANCY,
 ) -> None:
     """Check that scenario, topology, model and frameworks fit together, and show each framework's placement."""
     loaded = Model.load(model)
@@ -150,7 +152,6 @@ def check(
         topology=network,
         model=loaded,
         frameworks=_names(frameworks),
-        dilation=1.0,
         redundancy=redundancy,
     )
     for candidate in prepared.candidates:
@@ -170,7 +171,7 @@ def run(
     duration: Duration = None,
     generate_share: GenerateShare = None,
     dilation: Dilation = AUTO,
-    redundancy: Redundancy = 2.0,
+    redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
     backend: BackendName = Backend.AUTO,
     topology: SimulatedTopology = None,
@@ -206,7 +207,7 @@ def compare_(
     duration: Duration = None,
     generate_share: GenerateShare = None,
     dilation: Dilation = AUTO,
-    redundancy: Redundancy = 2.0,
+    redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
     backend: BackendName = Backend.AUTO,
     topology: SimulatedTopology = None,
@@ -223,22 +224,11 @@ def compare_(
     with open_place(
         backend, loaded, topology=topology, default_topology=DEFAULT_TOPOLOGY, testbed=testbed, say=say
     ) as place:
-        if len(place.topology.servers) > MANY_SERVERS:
-            say(
-                f"deciding where experts live on {len(place.topology.servers)} servers; hetroute takes minutes for that"
-            )
-        prepared = prepare(
-            scenarios={
-                each: build(_setting(place.topology, loaded, each, rate, duration, generate_share))
-                for each in range(seed, seed + repeats)
-            },
-            topology=place.topology,
-            model=place.model,
-            frameworks=names,
-            dilation=1.0,
-            redundancy=redundancy,
-        )
-        directory = _played(place, prepared, slower, results)
+        seeds = range(seed, seed + repeats)
+        scenarios = {
+            each: build(_setting(place.topology, loaded, each, rate, duration, generate_share)) for each in seeds
+        }
+        directory = _played(place, scenarios, names, redundancy, slower, results)
     say(f"results in {directory}; draw them with `make plots`")
 
 
@@ -260,31 +250,27 @@ def agreement(
     from analysis.agreement import table
     from analysis.load import load
 
+    names = _names(frameworks)
     slower = dilation_in(dilation)
+    build = builder(scenario)
+    loaded = Model.load(model)
     sides = {}
     for backend in (Backend.SIM, Backend.NETNS):
         with open_place(
             backend,
-            Model.load(model),
+            loaded,
             topology=None,
             default_topology=DEFAULT_TOPOLOGY,
             testbed=testbed,
             say=say,
             like_testbed=True,
         ) as place:
-            build = builder(scenario)
-            prepared = prepare(
-                scenarios={
-                    each: build(_setting(place.topology, place.model, each, rate, duration, None))
-                    for each in range(seed, seed + repeats)
-                },
-                topology=place.topology,
-                model=place.model,
-                frameworks=_names(frameworks),
-                dilation=1.0,
-                redundancy=2.0,
-            )
-            sides[backend] = load(_played(place, prepared, slower, results / f"agreement-{backend}"))
+            seeds = range(seed, seed + repeats)
+            scenarios = {
+                each: build(_setting(place.topology, place.model, each, rate, duration, None)) for each in seeds
+            }
+            directory = results / f"agreement-{backend}"
+            sides[backend] = load(_played(place, scenarios, names, REDUNDANCY, slower, directory))
         if sides[backend].interrupted or sides[backend].notes:
             say("interrupted: there is nothing to compare")
             raise typer.Exit(INTERRUPTED)
@@ -308,7 +294,7 @@ def sweep(
     seeds: Annotated[str, typer.Option(help="as 0,3 or 0-4")] = "0",
     duration: Duration = None,
     generate_share: GenerateShare = None,
-    redundancy: Redundancy = 2.0,
+    redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
     processes: Annotated[int | None, typer.Option(min=1, max=1024, help="default: one per processor")] = None,
     into: Annotated[
@@ -421,10 +407,26 @@ def _print_sweep(directory: Path) -> None:
     )
 
 
-def _played(place: Place, comparison: Comparison, dilation: float | None, results: Path) -> Path:
-    """Play a comparison at a place; its directory, which is made first, lest minutes are lost for want of it."""
-    directory = new_directory(results, comparison.scenario.name)
-    slower = dilated(comparison, dilation, place.stage, say)
+def _played(
+    place: Place,
+    scenarios: Mapping[int, Scenario],
+    frameworks: Sequence[str],
+    redundancy: float,
+    dilation: float | None,
+    results: Path,
+) -> Path:
+    """Prepare and play a comparison; its directory, which is made before anything that takes minutes."""
+    if len(place.topology.servers) > MANY_SERVERS:
+        say(f"placing experts on {len(place.topology.servers)} servers; hetroute takes minutes for so many")
+    prepared = prepare(
+        scenarios=scenarios,
+        topology=place.topology,
+        model=place.model,
+        frameworks=frameworks,
+        redundancy=redundancy,
+    )
+    directory = new_directory(results, prepared.scenario.name)
+    slower = dilated(prepared, dilation, place.stage, say)
     try:
         place.loop.run_until_complete(watched(slower, place.stage, directory, console))
     except OSError as error:

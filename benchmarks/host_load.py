@@ -50,7 +50,6 @@ def main() -> None:
         topology=first.topology,
         model=model,
         frameworks=comparison.frameworks,
-        dilation=1.0,
         redundancy=2.0,
     )
     processors = hostload.processors()

@@ -91,7 +91,6 @@ def planned(topology: Path, model: Model, framework: str, *, rate_per_s: float, 
         topology=network,
         model=model,
         frameworks=[framework],
-        dilation=1.0,
         redundancy=2.0,
     )
 

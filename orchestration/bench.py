@@ -110,7 +110,6 @@ class Bench:
                 topology=task.topology,
                 model=self._model,
                 frameworks=frameworks,
-                dilation=1.0,
                 redundancy=identity.redundancy,
             )
 

@@ -46,7 +46,7 @@ class Comparison:
     model: Model
     candidates: tuple[Candidate, ...]
     episodes: tuple[Episode, ...]
-    dilation: float  # wall seconds per emulated second; 1 in virtual time
+    dilation: float = 1.0  # wall seconds per emulated second; ``orchestration.places.dilated`` decides it
 
     @property
     def scenario(self) -> Scenario:
@@ -65,7 +65,6 @@ def prepare(
     topology: Topology,
     model: Model,
     frameworks: Sequence[str],
-    dilation: float,
     redundancy: float,
 ) -> Comparison:
     """Decide everything: placements are made and checked here, before an agent starts.
@@ -89,7 +88,6 @@ def prepare(
         model=model,
         candidates=tuple(Candidate(name=name, placement=_placed(name, cluster, model)) for name in frameworks),
         episodes=episodes,
-        dilation=dilation,
     )
 
 

@@ -99,9 +99,7 @@ def placed_once(framework: str, on: Topology) -> Candidate:
 
 
 def _prepared(played: Scenario, frameworks: Sequence[str], on: Topology, seed: int) -> Comparison:
-    return prepare(
-        scenarios={seed: played}, topology=on, model=twin(), frameworks=frameworks, dilation=1.0, redundancy=2.0
-    )
+    return prepare(scenarios={seed: played}, topology=on, model=twin(), frameworks=frameworks, redundancy=2.0)
 
 
 @dataclass(frozen=True, kw_only=True)

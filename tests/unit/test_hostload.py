@@ -83,7 +83,6 @@ def test_frameworks_that_send_more_messages_are_predicted_to_need_more() -> None
         topology=topology,
         model=model,
         frameworks=["greedy", "edgeshard"],
-        dilation=1.0,
         redundancy=2.0,
     )
     greedy, edgeshard = predict(comparison)

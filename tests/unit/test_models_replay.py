@@ -303,7 +303,6 @@ def played(framework: str, model: Model) -> tuple[list[Request], dict[int, Done]
         topology=topology("small3"),
         model=model,
         frameworks=[framework],
-        dilation=1.0,
         redundancy=2.0,
     )
     (candidate,), (episode,) = comparison.candidates, comparison.episodes
