@@ -107,6 +107,12 @@ class Ledger:
         _kill(running)
         return len(running)
 
+    def end_inside(self, netns: Path) -> int:
+        """End every process in a mounted network namespace, whoever started it; how many those were."""
+        inside = _inside([netns])
+        _kill(inside)
+        return len(inside)
+
     @property
     def complete(self) -> bool:
         """Whether ``up`` came to its end."""
@@ -257,10 +263,9 @@ def _inside(spaces: list[Path]) -> list[OwnedProcess]:
     """Every process whose network namespace is one of ours: an agent not yet recorded at a crash, a forgotten shell."""
     ours = set()
     for path in spaces:
-        with contextlib.suppress(FileNotFoundError):
+        if kernel.is_mounted(path):
             status = path.stat()
-            if status.st_dev != path.parent.stat().st_dev:  # mounted: it is the namespace, not the file under it
-                ours.add((status.st_dev, status.st_ino))
+            ours.add((status.st_dev, status.st_ino))
     found = []
     for entry in os.scandir("/proc") if ours else ():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():

@@ -11,7 +11,6 @@ them by name with ``Network.attach``.
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from typing import Self
 import msgspec
 
 from testbed import capabilities, verify
-from testbed.backends.base import Backend, Sandbox
+from testbed.backends.base import Backend, Process, Sandbox
 from testbed.backends.netns import NetnsBackend
 from testbed.errors import TestbedError
 from testbed.ledger import Ledger, all_names, ledger_of, locked
@@ -140,7 +139,7 @@ class Network:
 
     def popen(
         self, node: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
+    ) -> Process:
         """Start a program on a node, without privileges; its output is appended to ``log``."""
         process = self._sandbox(node).popen(argv, log=log, env=env)
         self._ledger.record_process("process", process.pid)

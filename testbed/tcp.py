@@ -34,7 +34,7 @@ RTO_MIN_S = 0.2
 
 def bundle_for(direction: Direction) -> int:
     """How many packets may travel as one: 1 where physics acts on single packets, more where only time counts."""
-    if direction.loss > 0 or direction.jitter_s > 0:
+    if direction.per_packet:
         return 1
     packets = int(direction.rate_bps * BUNDLE_S / (BITS_PER_BYTE * MTU_BYTES))
     in_queue = direction.effective_queue_bytes // (4 * MTU_BYTES)  # a drop costs at most a quarter of the queue

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from testbed.impairments import CoDel, Distribution, GilbertElliott, Opportunities, Steps
+
 BITS_PER_BYTE = 8
 MTU_BYTES = 1500
 #: Without a ``queue`` in the file a direction buffers this much time at its own rate (or twice its delay, if longer):
@@ -25,6 +27,8 @@ DEFAULT_EFFICIENCY = 0.5
 DEFAULT_LAUNCH_S = 20e-6
 
 NodeKind = Literal["server", "router"]
+#: What makes a link's physics: user space or the kernel.
+Engine = Literal["relay", "netem"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,19 +59,48 @@ class Node:
 class Direction:
     """One direction of a link: everything a packet meets between two neighbours."""
 
-    rate_bps: float  # bits per second; faster arrivals queue
-    delay_s: float  # one-way propagation, without queueing
-    jitter_s: float = 0.0  # standard deviation of the extra delay; packets keep their order
-    loss: float = 0.0  # probability in [0, 1] that a packet is lost
+    rate_bps: float  # bits per second; faster arrivals queue.  With a trace: its mean
+    delay_s: float  # one-way propagation, without queueing.  With a trace: its mean
+    jitter_s: float = 0.0  # standard deviation of the extra delay
+    jitter_shape: Distribution | None = None  # None: normal
+    reorder: bool = False  # jitter lets packets overtake; without it they keep their order
+    loss: float = 0.0  # probability in [0, 1] that a packet is lost, each for itself
+    burst_loss: GilbertElliott | None = None  # loss in bursts, besides
+    duplicate: float = 0.0  # probability that a packet arrives twice
+    corrupt: float = 0.0  # probability that one bit of a packet is flipped
     queue_bytes: int | None = None  # drop-tail limit; None sizes it from rate and delay
+    queue_packets: int | None = None  # drop-tail limit in packets, instead of bytes
+    codel: CoDel | None = None  # drop early, below the limit
+    rate_trace: Steps | None = None  # bits per second over time
+    opportunities: Opportunities | None = None  # chances to leave over time, instead
+    delay_trace: Steps | None = None  # seconds over time
 
     @property
     def effective_queue_bytes(self) -> int:
-        """The drop-tail limit in force, in bytes."""
+        """The drop-tail limit in force, in bytes; with a limit in packets, what so many full ones take."""
         if self.queue_bytes is not None:
             return self.queue_bytes
+        if self.queue_packets is not None:
+            return self.queue_packets * MTU_BYTES
         held_s = max(DEFAULT_QUEUE_S, 2 * self.delay_s)
         return max(MIN_QUEUE_BYTES, int(self.rate_bps * held_s / BITS_PER_BYTE))
+
+    @property
+    def mean_loss(self) -> float:
+        """Share of the packets that the cable loses in the long run."""
+        in_bursts = self.burst_loss.mean_loss if self.burst_loss else 0.0
+        return 1 - (1 - self.loss) * (1 - in_bursts)
+
+    @property
+    def per_packet(self) -> bool:
+        """Whether physics tells packets apart, so that several must not cross as one."""
+        chances = self.loss or self.burst_loss or self.duplicate or self.corrupt or self.jitter_s
+        return bool(chances or self.queue_packets or self.codel or self.rate_trace or self.opportunities)
+
+    @property
+    def traced(self) -> bool:
+        """Whether rate or delay follow a recording."""
+        return bool(self.rate_trace or self.opportunities or self.delay_trace)
 
     def transfer_s(self, size_bytes: int) -> float:
         """Time to move a message over the idle direction: propagation, then serialization."""

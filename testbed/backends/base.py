@@ -8,12 +8,28 @@ interfaces their addresses and routes.  ``tests/contract`` says what each implem
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from testbed.wiring import NodeWiring, Wiring
+
+
+class Process(Protocol):
+    """A program that was started in a sandbox."""
+
+    @property
+    def pid(self) -> int:
+        """Its id on the host."""
+
+    def poll(self) -> int | None:
+        """Its exit code (minus the signal that ended it); None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; ``subprocess.TimeoutExpired`` after ``timeout`` seconds."""
+
+    def kill(self) -> None:
+        """End it at once."""
 
 
 class Sandbox(Protocol):
@@ -30,7 +46,7 @@ class Sandbox(Protocol):
     def command(self, argv: Sequence[str]) -> list[str]:
         """What to run on the host so that ``argv`` runs in the sandbox as ``popen`` would run it."""
 
-    def popen(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def popen(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> Process:
         """Start a program in the sandbox, without privileges; its output is appended to ``log``.
 
         Node names resolve to data-plane addresses there.  ``env`` is the whole environment; None inherits ours.
@@ -43,8 +59,14 @@ class Backend(Protocol):
     def create(self, wiring: Wiring) -> None:
         """Make all sandboxes, with the data-plane address on each loopback and no cables yet."""
 
-    def connect(self, wiring: Wiring) -> None:
-        """Give the plugged interfaces their addresses, and every node its routes."""
+    def recreate(self, wiring: Wiring, node: str) -> None:
+        """End everything in the sandbox of ``node`` and make it again, without cables; ``netns`` keeps its path."""
+
+    def connect(self, wiring: Wiring, *, nodes: Collection[str] | None = None, dilation: float = 1.0) -> None:
+        """Give the plugged interfaces (of ``nodes`` only) their addresses, and the nodes their routes; repeatable."""
+
+    def broken(self, wiring: Wiring) -> list[str]:
+        """What of the sandboxes is not there, worded for people."""
 
     def stretch(self, wiring: Wiring, dilation: float) -> None:
         """Run timers of the sandboxes' kernel ``dilation`` times slower, where they can be told."""

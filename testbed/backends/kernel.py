@@ -54,6 +54,14 @@ def unmount(target: str | Path) -> None:
     _check("umount2", _libc.umount2(os.fsencode(target), MNT_DETACH))
 
 
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted at ``path``: the namespace, not the empty file that waits for it."""
+    try:
+        return path.stat().st_dev != path.parent.stat().st_dev
+    except FileNotFoundError:
+        return False
+
+
 def set_timer_slack(slack_ns: int) -> None:
     """Let the calling thread's sleeps end this precisely."""
     _check("prctl", _libc.prctl(PR_SET_TIMERSLACK, ctypes.c_ulong(slack_ns), 0, 0, 0))

@@ -1,11 +1,7 @@
 """Sandboxes made of Linux network namespaces: the embedded backend where we are root.
 
-Everything is done through netlink, /proc/sys and mounts, by the one thread that calls; no other program is run.  The
-namespaces are mounted in the run directory instead of /run/netns, so they cannot collide with anybody's.
-
-The kernel of each sandbox is set up as on a tuned host of a wide-area network: TCP with cubic, whose behaviour does not
-depend on the machine this runs on, windows that let a message of a few hundred kilobytes leave at once, no memory of
-earlier connections.  So a message's time is made of the link's physics and not of slow start.
+The namespaces are mounted in the run directory instead of /run/netns, so they cannot collide with anybody's.  Programs
+on a node see the host's files, under the host's process ids, and have no privileges.
 """
 
 from __future__ import annotations
@@ -15,44 +11,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_network
 from pathlib import Path
 
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
-
 from testbed.backends import kernel
-from testbed.errors import TestbedError
-from testbed.ledger import Ledger
-from testbed.paths import Paths
-from testbed.tcp import INITIAL_WINDOW_PACKETS, RTO_MIN_S, initial_window
-from testbed.topology import Topology
-from testbed.wiring import NODE_PREFIX_LENGTH, NodeWiring, Wiring
-
-#: Between the two ends of a cable, where only probes talk, and those set their own bounds.
-PROBE_WINDOW_PACKETS = 1 << 14
-#: Set per route: the namespace-wide setting refuses what the host does not allow to everybody.
-CONGESTION_CONTROL = "cubic"
-#: Packets (or bundles) between the kernel and the relay, which reads at once; only a relay that lags fills this.
-DEVICE_QUEUE_PACKETS = 1000
-
-SETTINGS = {
-    "net/ipv6/conf/all/disable_ipv6": "1",
-    "net/ipv6/conf/default/disable_ipv6": "1",
-    "net/ipv4/tcp_slow_start_after_idle": "0",
-    # TCP cuts bundles to a millisecond of its own pacing rate, which on a long path is a few packets however fast the
-    # link.  It may fill what the link allows (``tcp.bundle_for``), or every message takes the relay dozens of pieces.
-    "net/ipv4/tcp_min_tso_segs": "40",
-    "net/ipv4/tcp_no_metrics_save": "1",
-    "net/ipv4/tcp_rmem": "4096 2097152 33554432",
-    "net/ipv4/tcp_wmem": "4096 1048576 33554432",
-    # Answers may take another way than questions; the default would drop them.
-    "net/ipv4/conf/all/rp_filter": "0",
-    "net/ipv4/conf/default/rp_filter": "0",
-    "net/ipv4/ping_group_range": "0 2147483647",
-}
-#: A kernel without IPv6, for example, lacks these files.
-OPTIONAL_SETTINGS = ("net/ipv6", "net/ipv4/ping_group_range")
+from testbed.backends.namespaces import NamespaceBackend
+from testbed.wiring import NodeWiring, Wiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,99 +43,25 @@ class NetnsSandbox:
             )
 
 
-class NetnsBackend:
+class NetnsBackend(NamespaceBackend):
     """Makes, connects and finds network namespaces."""
-
-    def __init__(self, ledger: Ledger, topology: Topology, *, initial_window: int = INITIAL_WINDOW_PACKETS) -> None:
-        self._ledger = ledger
-        self._paths = Paths(topology)
-        self._initial_window = initial_window
 
     def sandbox(self, wiring: NodeWiring) -> NetnsSandbox:
         """The sandbox of that node."""
-        directory = self._ledger.directory
-        return NetnsSandbox(node=wiring.name, netns=directory / "netns" / wiring.name, hosts=directory / "hosts")
+        return NetnsSandbox(node=wiring.name, netns=self.netns(wiring.name), hosts=self.hosts)
 
     def create(self, wiring: Wiring) -> None:
         """Make all namespaces, with the data-plane address on each loopback and no cables yet."""
-        paths = {node.name: self.sandbox(node).netns for node in wiring.nodes}
-        for_each: list[dict[str, object]] = [{"kind": "netns", "path": str(path)} for path in paths.values()]
-        self._ledger.record(*for_each)
-        (self._ledger.directory / "netns").mkdir()
-        (self._ledger.directory / "hosts").write_text(wiring.hosts)
+        self._prepare(wiring)
         for node in wiring.nodes:
-            os.close(os.open(paths[node.name], os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
-            kernel.create_netns(paths[node.name])
-            with kernel.inside_netns(paths[node.name]):
-                _configure_kernel(node)
-                with IPRoute() as netlink:
-                    netlink.addr("add", index=1, address=node.address, prefixlen=NODE_PREFIX_LENGTH)
-                    netlink.link("set", index=1, state="up")
+            os.close(os.open(self.netns(node.name), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
+            kernel.create_netns(self.netns(node.name))
+            self._furnish(node)
 
-    def connect(self, wiring: Wiring) -> None:
-        """Give the plugged interfaces their addresses, and every node its routes."""
-        for node in wiring.nodes:
-            with kernel.inside_netns(self.sandbox(node).netns), IPRoute() as netlink:
-                self._connect(node, netlink)
-
-    def stretch(self, wiring: Wiring, dilation: float) -> None:
-        """Let TCP's shortest time-out last as long in the emulated world as in a real one."""
-        for node in wiring.nodes:
-            with kernel.inside_netns(self.sandbox(node).netns), IPRoute() as netlink:
-                try:
-                    self._route(node, netlink, _indices(netlink), dilation=dilation)
-                except (KeyError, NetlinkError) as error:
-                    raise TestbedError(f"{node.name}: its routes cannot be changed: {error}") from error
-
-    def _connect(self, node: NodeWiring, netlink: IPRoute) -> None:
-        index = _indices(netlink)
-        try:
-            for interface in node.interfaces:
-                here = index[interface.name]
-                netlink.addr("add", index=here, address=interface.address, prefixlen=interface.prefix_length)
-                netlink.link("set", index=here, mtu=interface.mtu_bytes, txqlen=DEVICE_QUEUE_PACKETS, state="up")
-                # No queue of the kernel's own in front of the link: the model's is the one that counts.
-                netlink.tc("replace", "noqueue", index=here)
-                netlink.route(
-                    "replace",  # the kernel's route for the cable, to which TCP's settings are added
-                    dst=str(ip_network((interface.address, interface.prefix_length), strict=False)),
-                    oif=here,
-                    scope="link",
-                    proto="kernel",
-                    prefsrc=interface.address,
-                    metrics=_tcp(PROBE_WINDOW_PACKETS),
-                )
-            self._route(node, netlink, index, dilation=1.0)
-        except (KeyError, NetlinkError) as error:
-            raise TestbedError(f"{node.name} cannot be connected: {error}") from error
-
-    def _route(self, node: NodeWiring, netlink: IPRoute, index: Mapping[str, int], *, dilation: float) -> None:
-        for route in node.routes:
-            window = initial_window(self._paths, node.name, route.node, self._initial_window)
-            netlink.route(
-                "replace",
-                dst=f"{route.destination}/{NODE_PREFIX_LENGTH}",
-                gateway=route.via,
-                oif=index[route.interface],
-                prefsrc=route.source,
-                metrics={**_tcp(window), "rto_min": max(1, round(1e3 * dilation * RTO_MIN_S))},  # milliseconds
-            )
-
-
-def _tcp(window: int) -> dict[str, int | str]:
-    """How TCP behaves on a route."""
-    return {"initcwnd": window, "initrwnd": 2 * window, "cc_algo": CONGESTION_CONTROL}
-
-
-def _indices(netlink: IPRoute) -> dict[str, int]:
-    return {link.get("ifname"): link["index"] for link in netlink.get_links()}
-
-
-def _configure_kernel(node: NodeWiring) -> None:
-    for name, value in {**SETTINGS, "net/ipv4/ip_forward": str(int(node.forwards))}.items():
-        path = Path("/proc/sys") / name
-        try:
-            path.write_text(value)
-        except OSError as error:
-            if not name.startswith(OPTIONAL_SETTINGS):
-                raise TestbedError(f"{node.name}: cannot set {name.replace('/', '.')} = {value}: {error}") from error
+    def recreate(self, wiring: Wiring, node: str) -> None:
+        """End everything in the namespace of ``node`` and make it again."""
+        self._ledger.end_inside(self.netns(node))
+        if kernel.is_mounted(self.netns(node)):
+            kernel.unmount(self.netns(node))
+        kernel.create_netns(self.netns(node))
+        self._furnish(wiring.node(node))

@@ -1,7 +1,8 @@
 """What gives links their physics, as the rest of the testbed sees it: the interface of every shaper.
 
 A shaper puts the two interfaces of a cable into two sandboxes and lets packets between them meet a ``Direction`` each
-way.  ``relay`` does it in user space; ``netem`` will do it in the kernel.  ``tests/contract`` says what each must pass.
+way.  ``relay`` does it in user space, ``netem`` in the kernel; each link has one of the two.  ``tests/contract`` says
+what each must pass.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from testbed.topology import Direction
+from testbed.topology import Direction, Engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,7 @@ class DirectionReport:
     bytes: int  # on the cable, with IP headers
     dropped: dict[str, int]  # packets by reason
     queued_bytes: int  # accepted, not yet on the cable
+    engine: Engine = "relay"  # what applies it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +65,17 @@ class Lateness:
 
 
 class Shaper(Protocol):
-    """Puts cables between sandboxes and shapes them."""
+    """Puts cables between sandboxes and shapes them.
+
+    Directions are what the emulated world sees: under dilation they are applied so many times slower.
+    """
 
     def plug(self, cables: Sequence[CablePlan]) -> None:
-        """Create both interfaces of every cable and start shaping."""
+        """Create both interfaces of every cable and start shaping.
+
+        A cable that is plugged already is put in anew where an end is missing (a sandbox was made again); what is in
+        force on it stays in force.
+        """
 
     def shape(self, link: str, source: str, direction: Direction) -> Direction:
         """Put ``direction`` in force on the direction of ``link`` that starts at ``source``; returns what is applied.
@@ -79,3 +88,16 @@ class Shaper(Protocol):
 
     def lateness(self, *, reset: bool = False) -> Lateness:
         """How late the shaper has been since the last reset."""
+
+    def dilate(self, dilation: float) -> None:
+        """Run all links ``dilation`` times slower than what was and will be asked for."""
+
+    @property
+    def dilation(self) -> float:
+        """How many times slower all links run."""
+
+    def rewind(self, seed: int) -> None:
+        """Start traces from their beginning, and chances from ``seed``, so that a run meets what another met."""
+
+    def close(self) -> None:
+        """Let go of what this process holds; the links stay."""
