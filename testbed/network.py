@@ -28,7 +28,7 @@ from testbed.errors import TestbedError
 from testbed.ledger import Ledger, all_names, ledger_of, locked
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
 from testbed.shaping.client import RelayShaper, start_relay
-from testbed.shaping.model import dilated
+from testbed.shaping.dilation import dilated
 from testbed.tcp import INITIAL_WINDOW_PACKETS
 from testbed.topology import Direction, Topology
 from testbed.wiring import Wiring, wire
@@ -137,9 +137,7 @@ class Network:
         """The path of the node's network namespace."""
         return self._sandbox(node).netns
 
-    def popen(
-        self, node: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None
-    ) -> Process:
+    def popen(self, node: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> Process:
         """Start a program on a node, without privileges; its output is appended to ``log``."""
         process = self._sandbox(node).popen(argv, log=log, env=env)
         self._ledger.record_process("process", process.pid)

@@ -53,6 +53,8 @@ class Node:
     device: Device | None = None  # always set for a server, never for a router
     users: float = 1.0  # relative share of the requests whose home this server is
     metro: str = ""  # a label for people and figures; frameworks look at delays instead
+    cpus: float | None = None  # processors of this machine that its sandbox may use, where the backend can tell it
+    ram_bytes: int | None = None  # memory of this machine that its sandbox may use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

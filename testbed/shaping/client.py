@@ -78,6 +78,10 @@ class RelayShaper:
         """Run all links ``dilation`` times slower than what was and will be asked for."""
         self._ask(wire.Dilate(dilation=dilation))
 
+    def rewind(self, seed: int) -> None:
+        """Begin recordings and chances anew, these from ``seed``."""
+        self._ask(wire.Rewind(seed=seed))
+
     @property
     def dilation(self) -> float:
         """How many times slower all links run."""

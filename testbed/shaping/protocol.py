@@ -16,7 +16,7 @@ from testbed.topology import Direction
 
 
 class Plug(msgspec.Struct, frozen=True, kw_only=True, tag="plug"):
-    """Create these cables."""
+    """Create these cables, or what is missing of them."""
 
     cables: tuple[CablePlan, ...]
 
@@ -43,6 +43,12 @@ class Dilate(msgspec.Struct, frozen=True, kw_only=True, tag="dilate"):
     """Run all links ``dilation`` times slower than their directions say."""
 
     dilation: float
+
+
+class Rewind(msgspec.Struct, frozen=True, kw_only=True, tag="rewind"):
+    """Begin recordings and chances anew, these from ``seed``."""
+
+    seed: int
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
@@ -78,7 +84,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
-Request = Plug | Shape | Report | TellLateness | Dilate | Stop
+Request = Plug | Shape | Report | TellLateness | Dilate | Rewind | Stop
 Reply = Done | Applied | Reported | Late | Failed
 
 encode = msgspec.json.encode

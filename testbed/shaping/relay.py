@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import heapq
+import math
 import os
 import random
 import select
@@ -35,9 +36,18 @@ import zmq
 from testbed.backends import kernel
 from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
+from testbed.shaping.dilation import dilated
 from testbed.shaping.lateness import LatenessHistogram
-from testbed.shaping.model import LinkModel, dilated
-from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, let_bundles, open_tun, wire_size
+from testbed.shaping.model import LinkModel
+from testbed.shaping.tun import (
+    READ_BYTES,
+    VNET_HEADER_BYTES,
+    LinkControl,
+    let_bundles,
+    open_tun,
+    spoiled,
+    wire_size,
+)
 from testbed.shaping.wakeups import WakeUps
 from testbed.tcp import bundle_for
 from testbed.topology import Direction
@@ -64,6 +74,8 @@ class Lane:
         "_control",
         "_forwards",
         "_index",
+        "_interface",
+        "due_s",
         "fd",
         "link",
         "model",
@@ -74,23 +86,37 @@ class Lane:
         "target",
     )
 
-    def __init__(self, link: str, end: CableEnd, target: str, model: LinkModel[bytes], control: LinkControl) -> None:
+    def __init__(
+        self,
+        link: str,
+        end: CableEnd,
+        target: str,
+        nominal: Direction,
+        model: LinkModel[bytes],
+        control: LinkControl,
+    ) -> None:
         """Create the interface in the namespace of the calling thread."""
         self.link, self.source, self.target, self.model = link, end.node, target, model
-        self.nominal = model.direction  # as people asked for it, before dilation
-        self.fd = open_tun(end.interface)
+        self.nominal = nominal  # as people asked for it, before dilation
         self.out_fd = -1
         self.order = -1
+        self.due_s = math.inf  # when the relay will ask the model for what is due
+        self._interface, self._forwards = end.interface, end.forwards
+        self.open(control)
+
+    def open(self, control: LinkControl) -> None:
+        """Create the interface in the namespace of the calling thread."""
+        self.fd = open_tun(self._interface)
         self._control = control
-        self._forwards = end.forwards
-        self._index = socket.if_nametoindex(end.interface)
+        self._index = socket.if_nametoindex(self._interface)
         self._limit_bundle()
 
     def apply(self, nominal: Direction, dilation: float, now_s: float) -> None:
         """Put ``nominal`` in force, ``dilation`` times slower."""
         self.nominal = nominal
         self.model.change(dilated(nominal, dilation), now_s)
-        self._limit_bundle()
+        if self.fd >= 0:
+            self._limit_bundle()
 
     def _limit_bundle(self) -> None:
         bundle = bundle_for(self.nominal)
@@ -157,8 +183,8 @@ class Relay:
             for fd, _ in poll(0):
                 if fd == control_fd:
                     self._serve_control()
-                else:
-                    self._read(self._by_fd[fd], clock() - read_lag_s)
+                elif lane := self._by_fd.get(fd):
+                    self._read(lane, clock() - read_lag_s)
                     self._release(clock(), 0.0)
 
     def close(self) -> None:
@@ -169,7 +195,6 @@ class Relay:
 
     def _read(self, lane: Lane, sent_s: float) -> None:
         fd, offer = lane.fd, lane.model.offer
-        was_idle = not len(lane.model)
         try:
             for _ in range(READ_BATCH):
                 packet = os.read(fd, READ_BYTES)
@@ -180,22 +205,36 @@ class Relay:
                     offer(sent_s, len(packet) - VNET_HEADER_BYTES, packet)
         except BlockingIOError:
             pass
-        if was_idle and len(lane.model):
-            heapq.heappush(self._due, (lane.model.next_due_s, lane.order))
+        except OSError:
+            self._unplug(lane)  # the sandbox is gone, and the interface with it
+        self._await(lane)
+
+    def _await(self, lane: Lane) -> None:
+        """See to it that the model is asked in time.  What stands in the heap for a later time is then void."""
+        at_s = lane.model.next_due_s
+        if at_s < lane.due_s:
+            lane.due_s = at_s
+            heapq.heappush(self._due, (at_s, lane.order))
 
     def _release(self, now_s: float, lead_s: float) -> None:
         due, horizon_s = self._due, now_s + lead_s
         while due and due[0][0] <= horizon_s:
             at_s, order = due[0]
             lane = self._lanes[order]
+            if at_s != lane.due_s:
+                heapq.heappop(due)
+                continue
             out_fd = lane.out_fd
-            self._lateness.add(now_s - at_s)
-            for packet in lane.model.due(horizon_s):
+            arrived = lane.model.due(horizon_s)
+            if arrived:
+                self._lateness.add(now_s - at_s)
+            for packet in arrived:
                 # An interface that somebody took down, or an endpoint without memory, loses packets as hardware would.
                 with contextlib.suppress(OSError):
                     os.write(out_fd, packet)
-            if len(lane.model):
-                heapq.heapreplace(due, (lane.model.next_due_s, order))
+            lane.due_s = at_s = lane.model.next_due_s
+            if at_s < math.inf:
+                heapq.heapreplace(due, (at_s, order))
             else:
                 heapq.heappop(due)
 
@@ -230,11 +269,14 @@ class Relay:
             case wire.Dilate(dilation=dilation):
                 self._dilation = dilation
                 self._change({lane.order: lane.nominal for lane in self._lanes})
+            case wire.Rewind(seed=seed):
+                self._rewind(seed)
             case wire.Stop():
                 self._running = False
         return wire.Done()
 
     def _plug(self, cables: tuple[CablePlan, ...]) -> None:
+        known = {(lane.link, lane.source): lane for lane in self._lanes}
         # One visit per namespace, however many cables end there: entering one costs more than opening a device.
         ends: dict[str, list[tuple[int, CablePlan, bool]]] = {}
         for number, cable in enumerate(cables):
@@ -244,22 +286,47 @@ class Relay:
         for netns, here in ends.items():
             with kernel.inside_netns(netns):
                 control = LinkControl()
+                there = {name for _, name in socket.if_nameindex()}
                 for order, cable, forward in here:
-                    lanes[order] = self._lane(cable, forward, control)
+                    end = cable.a if forward else cable.b
+                    old = known.get((cable.link, end.node))
+                    if old is None:
+                        lanes[order] = self._lane(cable, forward, control)
+                    elif end.interface not in there:
+                        self._unplug(old)
+                        old.open(control)
+                        self._join(old)
         first = len(self._lanes)
-        for order in sorted(lanes):
+        for number, order in enumerate(sorted(lanes)):
             lane = lanes[order]
-            lane.out_fd, lane.order = lanes[order ^ 1].fd, first + order
+            lane.order = first + number
             self._lanes.append(lane)
-            self._by_fd[lane.fd] = lane
-            self._epoll.register(lane.fd, select.EPOLLIN)
+        for lane in lanes.values():
+            self._join(lane)
+
+    def _join(self, lane: Lane) -> None:
+        """Read from the interface of ``lane``, and let the other direction of the link write into it."""
+        self._by_fd[lane.fd] = lane
+        self._epoll.register(lane.fd, select.EPOLLIN)
+        opposite = self._lanes[lane.order ^ 1]  # both directions of a cable are plugged together
+        opposite.out_fd = lane.fd
+
+    def _unplug(self, lane: Lane) -> None:
+        """Forget the interface of ``lane``; its number may be another's soon."""
+        if lane.fd >= 0:
+            del self._by_fd[lane.fd]
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(lane.fd)
+            os.close(lane.fd)
+            lane.fd = self._lanes[lane.order ^ 1].out_fd = -1
 
     def _lane(self, cable: CablePlan, forward: bool, control: LinkControl) -> Lane:
         near, far = (cable.a, cable.b) if forward else (cable.b, cable.a)
         rng = random.Random(f"{self._seed}/{cable.link}/{near.node}")  # noqa: S311 - physics, not secrets
         nominal = cable.forward if forward else cable.backward
-        model: LinkModel[bytes] = LinkModel(nominal, rng)
-        return Lane(cable.link, near, far.node, model, control)
+        applied = dilated(nominal, self._dilation)
+        model: LinkModel[bytes] = LinkModel(applied, rng, now_s=time.monotonic(), spoil=spoiled)
+        return Lane(cable.link, near, far.node, nominal, model, control)
 
     def _shape(self, link: str, source: str, direction: Direction) -> Direction:
         for lane in self._lanes:
@@ -272,7 +339,18 @@ class Relay:
         now_s = time.monotonic()
         for order, direction in nominal.items():
             self._lanes[order].apply(direction, self._dilation, now_s)
-        self._due = [(lane.model.next_due_s, lane.order) for lane in self._lanes if len(lane.model)]
+        self._ask_anew()
+
+    def _rewind(self, seed: int) -> None:
+        now_s = time.monotonic()
+        for lane in self._lanes:
+            lane.model.rewind(f"{seed}/{lane.link}/{lane.source}", now_s)
+        self._ask_anew()
+
+    def _ask_anew(self) -> None:
+        for lane in self._lanes:
+            lane.due_s = lane.model.next_due_s
+        self._due = [(lane.due_s, lane.order) for lane in self._lanes if lane.due_s < math.inf]
         heapq.heapify(self._due)
 
 

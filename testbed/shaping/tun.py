@@ -14,6 +14,7 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Callable
 
 TUNSETIFF = 0x400454CA
 TUNSETOFFLOAD = 0x400454D0
@@ -25,6 +26,7 @@ TUN_F_CSUM = 0x01
 TUN_F_TSO4 = 0x02
 
 VNET_HEADER_BYTES = 10
+NEEDS_CHECKSUM = 1  # flag of the header: the sum is left to the far end
 #: Largest read: the header and the largest IP packet.
 READ_BYTES = VNET_HEADER_BYTES + 65535
 TCP_DATA_OFFSET = 12  # byte of the TCP header whose upper half is its length in words
@@ -70,6 +72,29 @@ def wire_size(packet: bytes) -> tuple[int, int]:
     header = transport + 4 * (packet[VNET_HEADER_BYTES + transport + TCP_DATA_OFFSET] >> 4)
     count = max(1, -(-(size - header) // gso_size))
     return size + (count - 1) * header, count
+
+
+def spoiled(packet: bytes, draw: Callable[[int], int]) -> bytes:
+    """The packet with one bit flipped, and with its own checksum, so that the receiver notices; bundles stay whole.
+
+    ``draw`` gives one of so many numbers from 0.
+    """
+    flags, gso_type, _, _, start, offset = struct.unpack_from("=BBHHHH", packet)
+    if gso_type:
+        return packet
+    changed = bytearray(packet)
+    if flags & NEEDS_CHECKSUM:
+        # The field holds the sum of the addresses, to which the sum over the rest is added.
+        at = VNET_HEADER_BYTES + start
+        covered = packet[at:] + bytes((len(packet) - at) & 1)
+        total = sum(struct.unpack(f"!{len(covered) // 2}H", covered))
+        while total >> 16:
+            total = (total & 0xFFFF) + (total >> 16)
+        struct.pack_into("!H", changed, at + offset, ~total & 0xFFFF)
+    changed[:VNET_HEADER_BYTES] = bytes(VNET_HEADER_BYTES)
+    bit = draw(8 * (len(packet) - VNET_HEADER_BYTES))
+    changed[VNET_HEADER_BYTES + bit // 8] ^= 1 << (bit % 8)
+    return bytes(changed)
 
 
 class LinkControl:

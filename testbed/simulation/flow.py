@@ -130,9 +130,9 @@ class Flow:
             while bundle.packets > lane.bundle:
                 part = bundle.split(lane.bundle)
                 if not lane.send(part, now_s):
-                    self._missed(part, now_s)
+                    self.missed(part, now_s)
             if not lane.send(bundle, now_s):
-                self._missed(bundle, now_s)
+                self.missed(bundle, now_s)
             return
         if bundle.start == self._expected:
             self._expected += bundle.payload_bytes
@@ -236,7 +236,7 @@ class Flow:
         if 2 * flight > window.packets:
             window.used(flight, self._una, self._next)
         if not self._first.send(bundle, now_s):
-            self._missed(bundle, now_s)
+            self.missed(bundle, now_s)
 
     def _stall(self) -> None:
         self.window.used(self._flight, self._una, self._next, held_back=True)
@@ -299,7 +299,7 @@ class Flow:
 
     # --- losses -------------------------------------------------------------------------------------------------------
 
-    def _missed(self, bundle: Bundle, now_s: float) -> None:
+    def missed(self, bundle: Bundle, now_s: float) -> None:
         """A bundle will not arrive; the sender does not know yet."""
         self._lost[bundle.start] = bundle
         if not self._alarmed:

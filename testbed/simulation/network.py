@@ -49,7 +49,8 @@ class SimulatedLane(LinkModel[Bundle]):
     def __init__(
         self, link: str, source: str, target: str, direction: Direction, rng: random.Random, loop: VirtualLoop
     ) -> None:
-        super().__init__(direction, rng)
+        # TCP drops what is corrupt or comes twice, so neither has to arrive here.
+        super().__init__(direction, rng, now_s=loop.time(), copies=False)
         self.link, self.source, self.target = link, source, target
         self._loop = loop
         self._due_s = math.inf  # when the loop calls for the first bundle that is under way
@@ -59,20 +60,29 @@ class SimulatedLane(LinkModel[Bundle]):
         """Send; whether it will arrive."""
         if self.offer(now_s, bundle.size_bytes, bundle, count=bundle.packets) is not None:
             return False
-        if self._due_s == math.inf:
+        if self.next_due_s < self._due_s:
             self._call()
         return True
 
+    def lost_later(self, packet: Bundle, now_s: float) -> None:
+        """Tell the flow of a bundle that it will not arrive."""
+        packet.flow.missed(packet, now_s)
+
     def crossed_s(self, now_s: float) -> float:
         """When something very small that is sent at ``now_s`` arrives: behind what is queued."""
-        free_s = self._free_s
-        return (free_s if free_s > now_s else now_s) + self.delay_s
+        return self.clear_s(now_s) + self.delay_s
 
     def change(self, direction: Direction, now_s: float) -> None:
         """Put ``direction`` in force at ``now_s``."""
         super().change(direction, now_s)
         self._learn()
-        if self._line:
+        if len(self):
+            self._call()
+
+    def rewind(self, seed: str, now_s: float) -> None:
+        """Begin recordings and chances anew."""
+        super().rewind(seed, now_s)
+        if len(self):
             self._call()
 
     def report(self) -> DirectionReport:
@@ -92,16 +102,18 @@ class SimulatedLane(LinkModel[Bundle]):
     def _arrive(self, now_s: float) -> None:
         if now_s < self._due_s:
             return  # asked for before the link changed
+        if self._waiting:
+            self._serve(now_s)
         line = self._line
         while line and line[0][0] <= now_s:
             bundle = line.popleft()[3]
             bundle.flow.arrived(bundle, now_s)
         self._due_s = math.inf
-        if line:
+        if len(self):
             self._call()
 
     def _call(self) -> None:
-        self._due_s = self._line[0][0]
+        self._due_s = self.next_due_s
         self._loop.tell_at(self._due_s, self._arrive)
 
     def _learn(self) -> None:
@@ -109,7 +121,7 @@ class SimulatedLane(LinkModel[Bundle]):
         self.bundle = bundle_for(direction)
         self.delay_s = direction.delay_s
         self.byte_s = BITS_PER_BYTE / direction.rate_bps
-        self.exact = not (direction.loss or direction.jitter_s)
+        self.exact = not (direction.per_packet or direction.traced)
 
 
 class SimulatedNetwork:

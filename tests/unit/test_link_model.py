@@ -74,7 +74,7 @@ def test_the_queue_takes_its_bytes_and_drops_the_next_packet() -> None:
 
     assert [model.offer(0.0, 1000, n) for n in range(12)] == [None] * 10 + [Drop.QUEUE] * 2
     assert model.queued_bytes(0.0) == 10_000
-    assert model.counters(0.0).dropped == {"queue": 2, "loss": 0}
+    assert model.counters(0.0).dropped == {"queue": 2, "loss": 0, "codel": 0, "corrupt": 0}
 
 
 def test_the_queue_drains_at_the_rate_and_bytes_on_the_cable_do_not_count() -> None:
