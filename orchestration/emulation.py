@@ -25,11 +25,11 @@ T = TypeVar("T")
 class Emulation:
     """The stage that is a testbed which is up."""
 
-    backend = "netns"
     disturbed_by_work = True
 
     def __init__(self, network: Network) -> None:
         self._network = network
+        self.backend: str = network.setup.backend
         self._fleet: Fleet | None = None
 
     async def measure(self, watcher: Watcher) -> Sequence[LinkMeasurement]:
@@ -99,6 +99,7 @@ class Emulation:
             run_id=name, framework=candidate.name, cluster=comparison.cluster, placement=candidate.placement
         )
         shaping = network.shaping()
+        network.rewind()
         network.reset_lateness()
         cpu = CpuTime.read()
         origin_s = time.monotonic() + LEAD_S

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import platform
+import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,17 +34,30 @@ def missing_for_netns() -> list[Capability]:
     return [capability for capability in (root(), tun(), congestion_control()) if not capability.available]
 
 
-def require_netns() -> None:
-    """TestbedError with one line if packets cannot be emulated here."""
-    missing = missing_for_netns()
+def missing_for(backend: str, shaper: str) -> list[Capability]:
+    """What a backend with a shaper lacks here."""
+    needed = [root(), congestion_control()]
+    needed += {"docker": [docker()], "mininet": [mininet()]}.get(backend, [])
+    needed += [netem()] if shaper == "netem" else [tun()]
+    return [capability for capability in needed if not capability.available]
+
+
+def require(backend: str, shaper: str) -> None:
+    """TestbedError with one line if packets cannot be emulated so here."""
+    missing = missing_for(backend, shaper)
     if missing:
         raise TestbedError("; ".join(f"{each.name} is missing ({each.detail}): {each.remedy}" for each in missing))
+
+
+def require_netns() -> None:
+    """TestbedError with one line if packets cannot be emulated here."""
+    require("netns", "relay")
 
 
 @functools.cache
 def probe() -> tuple[Capability, ...]:
     """Everything the testbed may use, and whether this machine has it."""
-    return (root(), tun(), congestion_control(), netem(), docker(), processors())
+    return (root(), tun(), congestion_control(), netem(), docker(), mininet(), processors())
 
 
 @functools.cache
@@ -127,6 +142,21 @@ def docker() -> Capability:
         detail=detail,
         needed_for="servers in containers; namespaces need it not",
         remedy="install the package docker.io and start dockerd",
+    )
+
+
+@functools.cache
+def mininet() -> Capability:
+    """Whether Mininet and the helper that starts its hosts are there."""
+    package = importlib.util.find_spec("mininet") is not None
+    helper = shutil.which("mnexec") is not None
+    found = [name for name, there in (("the Python package", package), ("mnexec", helper)) if not there]
+    return Capability(
+        name="mininet",
+        available=not found,
+        detail=f"{' and '.join(found)} not found" if found else "package and mnexec found",
+        needed_for="servers as Mininet hosts; namespaces need it not",
+        remedy="type `apt-get install mininet`",
     )
 
 

@@ -29,7 +29,10 @@ from testbed import capabilities, describe, load, schema, units
 from testbed import generate as generator
 from testbed.errors import TestbedError
 from testbed.ledger import all_names
-from testbed.network import RELAY_CEILING_BPS, Network, Status, beyond_the_relay, down, only_name
+from testbed.network import RELAY_CEILING_BPS, Network, beyond_the_relay, down, only_name
+from testbed.setup import BackendName
+from testbed.shaping.engines import ShaperName
+from testbed.status import Status
 from testbed.shaping.base import DirectionReport
 from testbed.topology import Direction
 from testbed.verify import LinkMeasurement, calibrate, expected_rtt_s

@@ -38,6 +38,8 @@ LEDGER = "ledger.jsonl"
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
 MAX_SOCKET_PATH = 107  # bytes the kernel takes for a socket's path
 LONGEST_SOCKET_NAME = 40  # what we and the orchestrator put below the run directory
+#: Processes that stay until the testbed goes.
+KEEPERS = ("relay", "keeper")
 #: How long a killed process may take to vanish.
 DEATH_S = 5.0
 #: How long the relay may take to close its devices before it is killed.
@@ -120,9 +122,10 @@ class Ledger:
 
     def remove_everything(self) -> None:
         """Remove all that is recorded, in any state, and the directory last.  Interrupted, it can be run again."""
-        # The relay is asked first: it can close all its devices at once, the kernel at its death only one by one.
-        _end(self.processes("relay"), signal.SIGTERM, GRACE_S)
-        _kill([process for kind in ("relay", "process") for process in self.processes(kind)])
+        # These are asked first: the relay can close all its devices at once, the kernel at its death only one by one;
+        # the keeper of Mininet hosts ends them.
+        _end([process for kind in KEEPERS for process in self.processes(kind)], signal.SIGTERM, GRACE_S)
+        _kill([process for kind in (*KEEPERS, "process") for process in self.processes(kind)])
         spaces = [Path(str(entry["path"])) for entry in self.entries("netns")]
         _kill(_inside(spaces))
         for path in spaces:

@@ -4,8 +4,8 @@
         agent = network.popen("s1", [sys.executable, "-m", "agents.main", ...], log=directory / "s1.log")
         network.shape("s1-s2", "s1", Direction(rate_bps=1e8, delay_s=0.020))
 
-The network is not this object: it is namespaces and a relay process, which stay until ``down``.  Another process finds
-them by name with ``Network.attach``.
+The network is not this object: it is namespaces (of containers, of Mininet hosts) and what shapes their links, which
+stay until ``down``.  Another process finds them by name with ``Network.attach``.
 """
 
 from __future__ import annotations
@@ -14,56 +14,42 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from testbed import capabilities, verify
 from testbed.backends.base import Backend, Process, Sandbox
-from testbed.backends.netns import NetnsBackend
+from testbed.backends.choice import backend_of
 from testbed.errors import TestbedError
-from testbed.ledger import Ledger, all_names, ledger_of, locked
-from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
+from testbed.ledger import KEEPERS, Ledger, all_names, ledger_of, locked
+from testbed.setup import BackendName, Setup, setup_of
+from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness, Shaper
 from testbed.shaping.client import RelayShaper, start_relay
 from testbed.shaping.dilation import dilated
+from testbed.shaping.engines import Engines, ShaperName, choose
+from testbed.shaping.netem import NetemShaper
+from testbed.status import Status, compared
 from testbed.tcp import INITIAL_WINDOW_PACKETS
-from testbed.topology import Direction, Topology
+from testbed.topology import Direction, Engine, Topology
 from testbed.wiring import Wiring, wire
 
-TOPOLOGY = "topology.json"
 #: What one flow gets through the relay on a machine of two cores (``benchmarks/relay.py``); several links share it.
 RELAY_CEILING_BPS = 9e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """What of a testbed is there and what is broken."""
-
-    name: str
-    up: bool  # everything is there and as the file says, but for changes asked for at run time
-    sandboxes: int
-    links: int
-    processes: int  # alive in sandboxes, started by us
-    relay_alive: bool
-    dilation: float
-    changed: tuple[str, ...]  # directions shaped unlike the file
-    broken: tuple[str, ...]  # what is missing, worded for people
 
 
 class Network:
     """One emulated network, brought up by this process or another."""
 
-    def __init__(self, ledger: Ledger, topology: Topology, *, initial_window: int = INITIAL_WINDOW_PACKETS) -> None:
+    def __init__(self, ledger: Ledger, setup: Setup) -> None:
         """Use ``up`` or ``attach``."""
-        self.topology = topology
-        self.wiring: Wiring = wire(topology, ledger.name)
+        self.topology = setup.topology
+        self.setup = setup
+        self.wiring: Wiring = wire(setup.topology, ledger.name)
         self.dilation = 1.0
         self._ledger = ledger
-        self._backend: Backend = NetnsBackend(ledger, topology, initial_window=initial_window)
-        self._shaper = RelayShaper(ledger.directory, _relay_socket(ledger), self._relay_alive)
+        self._backend: Backend = backend_of(setup, ledger)
+        self._shaper = self._engines()
 
     @classmethod
     def up(
@@ -73,20 +59,31 @@ class Network:
         name: str | None = None,
         seed: int = 0,
         initial_window: int = INITIAL_WINDOW_PACKETS,
+        backend: BackendName = "netns",
+        shaper: ShaperName = "auto",
+        visible: Sequence[Path] = (),
     ) -> Self:
         """Bring the network up, prove that TCP crosses every link, and leave nothing behind if it does not.
 
         ``seed`` decides which packets are lost; ``initial_window`` is what TCP may send before the first
-        acknowledgement, in packets.
+        acknowledgement, in packets; ``visible`` are paths of this machine that programs in containers may read.
         """
-        capabilities.require_netns()
+        capabilities.require(backend, shaper)
+        setup = Setup(
+            topology=topology,
+            backend=backend,
+            engines=choose(topology, shaper, kernel_shapes=capabilities.netem().available),
+            seed=seed,
+            initial_window=initial_window,
+            visible=tuple(str(path) for path in visible),
+        )
         ledger = ledger_of(name or topology.name)
         with locked(ledger, create=True):
             if ledger.entries():
                 state = "is already up" if ledger.complete else "was left half up or half down"
                 raise TestbedError(f"testbed {ledger.name!r} {state}: type `make down` first")
             try:
-                return cls._build(ledger, topology, seed, initial_window)
+                return cls._build(ledger, setup)
             except BaseException:
                 ledger.remove_everything()
                 raise
@@ -95,23 +92,18 @@ class Network:
     def attach(cls, name: str | None = None) -> Self:
         """The running testbed of that name, or the only one; TestbedError if there is none."""
         ledger = ledger_of(name or only_name())
-        if not ledger.complete:
-            half = "half up: type `make down`, then" if ledger.entries() else "not up: type"
-            raise TestbedError(f"testbed {ledger.name!r} is {half} `make testbed up`")
-        topology = msgspec.json.decode((ledger.directory / TOPOLOGY).read_bytes(), type=Topology)
-        network = cls(ledger, topology)
+        network = cls(ledger, setup_of(ledger))
         if network._relay_alive():
             network.dilation = network._shaper.dilation
         return network
 
     @classmethod
-    def _build(cls, ledger: Ledger, topology: Topology, seed: int, initial_window: int) -> Self:
-        # A name of its own for every relay: one that a crash orphaned before it had started must not take over the
-        # socket of the next testbed in the same directory.
-        ledger.record({"kind": "begin", "topology": topology.name, "socket": f"relay-{time.time_ns():x}.ipc"})
-        ledger.record_process("relay", start_relay(ledger.directory, _relay_socket(ledger), seed=seed))
-        (ledger.directory / TOPOLOGY).write_bytes(msgspec.json.encode(topology))
-        network = cls(ledger, topology, initial_window=initial_window)
+    def _build(cls, ledger: Ledger, setup: Setup) -> Self:
+        ledger.record({"kind": "begin", "topology": setup.topology.name})
+        setup.write(ledger.directory)
+        if "relay" in setup.engines.values():
+            _start_relay(ledger, setup)
+        network = cls(ledger, setup)
         try:
             network._backend.create(network.wiring)
             network._shaper.plug(network._cables())
@@ -166,7 +158,7 @@ class Network:
         return self._shaper.shape(found.name, source, direction)
 
     def shaping(self) -> dict[tuple[str, str], Direction]:
-        """What is in force, read back from the relay: (link, source) -> direction, as the emulated world sees it."""
+        """What is in force, read back from the engines: (link, source) -> direction, as the emulated world sees it."""
         return {(report.link, report.source): report.applied for report in self._shaper.report()}
 
     def counters(self) -> tuple[DirectionReport, ...]:
@@ -181,6 +173,10 @@ class Network:
         """Count lateness anew."""
         self._shaper.lateness(reset=True)
 
+    def rewind(self, seed: int | None = None) -> None:
+        """Begin recordings and chances anew, so that every run on this network meets the same links."""
+        self._shaper.rewind(self.setup.seed if seed is None else seed)
+
     def scale(self, dilation: float) -> None:
         """Run every link ``dilation`` times slower in wall time: rates divided; delays, jitter, timers multiplied."""
         if not 0 < dilation < float("inf"):
@@ -193,33 +189,41 @@ class Network:
         """What is applied in wall time for a direction of the emulated world."""
         return dilated(direction, self.dilation)
 
+    def restart(self, node: str) -> None:
+        """Make the sandbox of a node anew, with its links, addresses, routes and what is in force; TestbedError if not.
+
+        Its programs end.  Where the relay has died it is started again first, and every link is as in the file.
+        """
+        self._sandbox(node)
+        with locked(self._ledger, create=False):
+            if not self._relay_alive():
+                self._shaper.close()
+                _start_relay(self._ledger, self.setup)
+                self._shaper = self._engines()
+                self._shaper.plug(self._cables())
+                self._backend.connect(self.wiring)
+            self._backend.recreate(self.wiring, node)
+            self._shaper.plug([cable for cable in self._cables() if node in (cable.a.node, cable.b.node)])
+            # The far ends of its cables may have gone with it.
+            near = {interface.peer for interface in self.wiring.node(node).interfaces} | {node}
+            self._backend.connect(self.wiring, nodes=near, dilation=self.dilation)
+
     def status(self) -> Status:
         """What is there and what is broken."""
-        broken = []
         relay_alive = self._relay_alive()
-        if not relay_alive:
-            broken.append("the relay process is gone, and every link with it")
-        for node in self.wiring.nodes:
-            path = self.netns(node.name)
-            if not (path.exists() and path.stat().st_dev != path.parent.stat().st_dev):
-                broken.append(f"the namespace of {node.name} is gone")
-        changed: list[str] = []
-        reports = self._shaper.report() if relay_alive else ()
-        wanted = {
-            (link.name, source): direction
-            for link in self.topology.links
-            for source, direction in ((link.a, link.forward), (link.b, link.backward))
-        }
-        for report in reports:
-            if wanted.pop((report.link, report.source)) != report.applied:
-                changed.append(f"{report.link} from {report.source}")
+        broken = [] if relay_alive else ["the relay process is gone, and every link with it"]
+        broken += self._backend.broken(self.wiring)
+        engines = self.setup.engines.values()
+        changed, unshaped = compared(self.topology, self._shaper.report(without=None if relay_alive else "relay"))
         if relay_alive:
-            broken += [f"{link} from {source} is not shaped" for link, source in wanted]
+            broken += [f"{direction} is not shaped" for direction in unshaped]
         return Status(
             name=self.name,
+            backend=self.setup.backend,
             up=not broken,
             sandboxes=len(self.wiring.nodes),
             links=len(self.wiring.cables),
+            engines={engine: list(engines).count(engine) for engine in dict.fromkeys(engines)},
             processes=sum(process.alive() for process in self._ledger.processes("process")),
             relay_alive=relay_alive,
             dilation=self.dilation,
@@ -244,8 +248,20 @@ class Network:
     ) -> None:
         self.down()
 
+    def _engines(self) -> Engines:
+        used = set(self.setup.engines.values())
+        shapers: dict[Engine, Shaper] = {}
+        if "relay" in used:
+            socket = str(self._ledger.entries("socket")[-1]["file"])
+            shapers["relay"] = RelayShaper(self._ledger.directory, socket, self._relay_alive)
+        if "netem" in used:
+            shapers["netem"] = NetemShaper(self._ledger.directory)
+        return Engines(shapers, self.setup.engines)
+
     def _relay_alive(self) -> bool:
-        return any(process.alive() for process in self._ledger.processes("relay"))
+        """Whether the relay runs, or is not needed."""
+        relays = self._ledger.processes("relay")
+        return any(process.alive() for process in relays) or "relay" not in self.setup.engines.values()
 
     def _sandbox(self, node: str) -> Sandbox:
         try:
@@ -270,13 +286,12 @@ class Network:
         return plans
 
 
-def _relay_socket(ledger: Ledger) -> str:
-    try:
-        return str(ledger.entries("begin")[0]["socket"])
-    except (IndexError, KeyError):
-        raise TestbedError(
-            f"testbed {ledger.name!r} was brought up by another version: type `make down`, then up again"
-        ) from None
+def _start_relay(ledger: Ledger, setup: Setup) -> None:
+    # A name of its own for every relay: one that a crash orphaned before it had started must not take over the
+    # socket of the next testbed in the same directory.
+    socket = f"relay-{time.time_ns():x}.ipc"
+    ledger.record({"kind": "socket", "file": socket})
+    ledger.record_process("relay", start_relay(ledger.directory, socket, seed=setup.seed))
 
 
 def beyond_the_relay(topology: Topology) -> list[str]:
@@ -303,9 +318,9 @@ def down(name: str) -> bool:
         if not exists:
             return False
         capabilities.require_netns()
-        relays = ledger.processes("relay")
+        keepers = [process for kind in KEEPERS for process in ledger.processes(kind)]
         ledger.remove_everything()
-    for relay in relays:  # ours to wait for only if this very process started it
+    for keeper in keepers:  # ours to wait for only if this very process started it
         with suppress(ChildProcessError):
-            os.waitpid(relay.pid, 0)
+            os.waitpid(keeper.pid, 0)
     return True

@@ -1,4 +1,4 @@
-"""What every backend with every shaper must pass.  Now: network namespaces with the relay."""
+"""What every backend with every shaper must pass, on the real thing; what this machine lacks is skipped by name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from testbed import capabilities
 from testbed.backends.kernel import inside_netns
 from testbed.errors import TestbedError
 from testbed.network import Network
 from testbed.probes import Transfer, Way, goodputs_bps, middle, round_trips_s
+from testbed.setup import BackendName
 from testbed.shaping.base import DirectionReport
+from testbed.shaping.engines import ShaperName
 from testbed.topology import Direction, Link, Node, Topology
 from testbed.verify import calibrate
 from tests.support.networks import QUICK, eventually, link_way, mesh, run_in, settle, topology, transfer, way
@@ -28,7 +31,12 @@ from tests.support.networks import QUICK, eventually, link_way, mesh, run_in, se
 pytestmark = pytest.mark.root
 
 Bring = Callable[[Topology], Network]
-BACKENDS = ("netns+relay",)
+BACKENDS: dict[str, tuple[BackendName, ShaperName]] = {
+    "netns+relay": ("netns", "relay"),
+    "netns+netem": ("netns", "netem"),
+    "mininet+relay": ("mininet", "relay"),
+    "docker+relay": ("docker", "relay"),
+}
 #: Other work on the machine may hold measurements up, and passes.
 PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
 
@@ -36,10 +44,13 @@ PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
 @pytest.fixture(params=BACKENDS)
 def bring(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Bring]:
     """Bring a topology up on the backend under test; it is taken down afterwards."""
+    backend, shaper = BACKENDS[request.param]
+    if missing := capabilities.missing_for(backend, shaper):
+        pytest.skip("; ".join(f"{each.name}: {each.detail}" for each in missing))
     up: list[Network] = []
 
     def build(wanted: Topology) -> Network:
-        up.append(Network.up(wanted, name=f"contract{len(up)}"))
+        up.append(Network.up(wanted, name=f"contract{len(up)}", backend=backend, shaper=shaper))
         settle(up[-1])
         return up[-1]
 

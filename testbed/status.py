@@ -1,0 +1,41 @@
+"""What of a testbed is there, what is broken, and what is shaped unlike its file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from testbed.shaping.base import DirectionReport
+from testbed.topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The state of one testbed."""
+
+    name: str
+    backend: str
+    up: bool  # everything is there and as the file says, but for changes asked for at run time
+    sandboxes: int
+    links: int
+    engines: dict[str, int]  # how many links each shapes
+    processes: int  # alive in sandboxes, started by us
+    relay_alive: bool  # or not needed
+    dilation: float
+    changed: tuple[str, ...]  # directions shaped unlike the file
+    broken: tuple[str, ...]  # what is missing, worded for people
+
+
+def compared(topology: Topology, reports: Iterable[DirectionReport]) -> tuple[Sequence[str], Sequence[str]]:
+    """(directions shaped unlike the file, directions that no engine shapes), each as ``link from source``."""
+    wanted = {
+        (link.name, source): direction
+        for link in topology.links
+        for source, direction in ((link.a, link.forward), (link.b, link.backward))
+    }
+    changed = [
+        f"{report.link} from {report.source}"
+        for report in reports
+        if wanted.pop((report.link, report.source)) != report.applied
+    ]
+    return changed, [f"{link} from {source}" for link, source in wanted]
