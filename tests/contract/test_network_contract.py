@@ -26,7 +26,7 @@ from testbed.shaping.base import DirectionReport
 from testbed.shaping.engines import ShaperName
 from testbed.topology import Direction, Link, Node, Topology
 from testbed.verify import calibrate
-from tests.support.networks import QUICK, eventually, link_way, mesh, run_in, settle, topology, transfer, way
+from tests.support.networks import QUICK, eventually, link_way, mesh, run_in, settle, soon, topology, transfer, way
 
 pytestmark = pytest.mark.root
 
@@ -37,8 +37,6 @@ BACKENDS: dict[str, tuple[BackendName, ShaperName]] = {
     "mininet+relay": ("mininet", "relay"),
     "docker+relay": ("docker", "relay"),
 }
-#: Other work on the machine may hold measurements up, and passes.
-PAUSES_S = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -57,14 +55,6 @@ def bring(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Bring]:
     yield build
     for network in up:
         network.down()
-
-
-def soon(check: Callable[[], bool]) -> bool:
-    for pause_s in PAUSES_S:
-        time.sleep(pause_s)
-        if check():
-            return True
-    return False
 
 
 def round_trip_is(way_there: Way, expected_s: float, within_s: float = 0.0005) -> bool:
