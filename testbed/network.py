@@ -10,6 +10,7 @@ stay until ``down``.  Another process finds them by name with ``Network.attach``
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from testbed import capabilities, verify
+from testbed import capabilities, proof
 from testbed.backends.base import Backend, Process, Sandbox
 from testbed.backends.choice import backend_of
 from testbed.errors import TestbedError
 from testbed.ledger import KEEPERS, Ledger, all_names, ledger_of, locked
+from testbed.paths import Paths
 from testbed.setup import BackendName, Setup, setup_of
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness, Shaper
 from testbed.shaping.client import RelayShaper, start_relay
@@ -48,6 +50,7 @@ class Network:
         self.wiring: Wiring = wire(setup.topology, ledger.name)
         self.dilation = 1.0
         self._ledger = ledger
+        self._paths = Paths(setup.topology)
         self._backend: Backend = backend_of(setup, ledger)
         self._shaper = self._engines()
 
@@ -108,7 +111,7 @@ class Network:
             network._backend.create(network.wiring)
             network._shaper.plug(network._cables())
             network._backend.connect(network.wiring)
-            verify.prove(network)
+            proof.prove(network)
             ledger.record({"kind": "up"})
         except BaseException:
             network.close()
@@ -128,6 +131,11 @@ class Network:
     def netns(self, node: str) -> Path:
         """The path of the node's network namespace."""
         return self._sandbox(node).netns
+
+    def hops(self, source: str, target: str) -> list[tuple[str, str]]:
+        """The directions that packets take from one node to another, as (link, source)."""
+        path = self._paths.path(source, target)
+        return [(self.wiring.node(a).interface_to(b).link, a) for a, b in itertools.pairwise(path)]
 
     def popen(self, node: str, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> Process:
         """Start a program on a node, without privileges; its output is appended to ``log``."""

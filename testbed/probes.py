@@ -19,12 +19,13 @@ import socket
 import statistics
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from testbed.backends.kernel import inside_netns
+from testbed.wiring import Interface
 
 ICMP_ECHO = 8
 ICMP_HEADER = struct.Struct("!BBHHH")
@@ -53,6 +54,16 @@ class Way:
     source_address: str
     target_netns: Path
     target_address: str
+
+
+def way_over(end: Interface, netns: Callable[[str], Path]) -> Way:
+    """From one end of a cable to the other; ``netns`` tells where a node's network namespace is."""
+    return Way(
+        source_netns=netns(end.node),
+        source_address=end.address,
+        target_netns=netns(end.peer),
+        target_address=end.peer_address,
+    )
 
 
 @dataclass(slots=True, kw_only=True)

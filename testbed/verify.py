@@ -1,46 +1,53 @@
-"""Measures the emulated links against their file: what a person would do with ping and iperf3, for all of them at once.
+"""Measures the emulated network against its file: what a person would do with ping and iperf3, for all of it at once.
 
-``prove`` moves a little TCP both ways over every link, so that no testbed is handed over in which ping works and TCP
-does not.  ``calibrate`` measures round trip and goodput of every link and judges them:
+``calibrate`` measures every direction of every link, ``verify`` every pair of nodes besides, and both judge:
 
-    expected RTT       both one-way delays and both serializations of the echo; met within 0.3 ms or 2 %
-    expected goodput   rate · 1448 / 1500, TCP's payload share of a packet; met within 10 %
+    round trip         both one-way delays and both serializations of the echo; met within 0.3 ms or 2 %
+    goodput            rate · 1448 / 1500, TCP's payload share of a packet; met within 10 %
+    one-way delay      as the round trip, but one direction alone                                               (1)
+    jitter, loss       met within what the number of probes can tell (four standard errors)                     (1)
+    packet size        1500 bytes cross whole, 1501 do not leave                                                (1)
 
-A rate above what a short probe can tell on a small machine (``CEILING_BPS``) is judged by that bound instead, and where
-loss limits TCP or jitter widens the round trip, the measurement says so in ``judged``.
+(1) by numbered datagrams.  A rate above what a short probe can tell on a small machine (``CEILING_BPS``) is judged by
+that bound instead.  Where loss limits TCP, jitter widens a round trip or a recording moves a value, the measurement
+says so in ``judged``.
 """
 
 from __future__ import annotations
 
 import math
-import selectors
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from testbed.errors import TestbedError
-from testbed.probes import ECHO_BYTES, Bounds, Transfer, Way, connect, goodputs_bps, middle, preferred, round_trips_s
+from testbed import oneway
+from testbed.probes import (
+    ECHO_BYTES,
+    Bounds,
+    Transfer,
+    Way,
+    goodputs_bps,
+    middle,
+    preferred,
+    round_trips_s,
+    way_over,
+)
 from testbed.topology import BITS_PER_BYTE, MTU_BYTES, Direction, Link
 
 if TYPE_CHECKING:
     from testbed.network import Network
 
-#: A proof moves this much each way, or what the link carries in PROOF_S.
-PROOF_BYTES = 64 * 1024
-PROOF_S = 0.05
-PROOF_DEADLINE_S = 5.0
-#: TCP is not expected to get through more loss than this in reasonable time.
-PROVABLE_LOSS = 0.2
+#: More loss than this leaves a probe nothing to measure a round trip with.
+SILENT_LOSS = 0.2
 
 #: Payload of a full packet: IP and TCP headers and the time stamp option take 52 bytes.
 PAYLOAD_BYTES = 1448
 PAYLOAD_SHARE = PAYLOAD_BYTES / MTU_BYTES
 ECHOES = 7
 ECHO_INTERVAL_S = 0.03
+#: Between the echoes of different pairs.
+PAIR_S = 0.0003
 RTT_TOLERANCE_S = 0.0003
 RTT_TOLERANCE = 0.02
 GOODPUT_TOLERANCE = 0.10
@@ -92,6 +99,38 @@ class LinkMeasurement:
     ok: bool
     judged: str  # by what bounds, in words
     goodput_at_least: bool = False  # the link is faster than a probe can tell; ``expected_goodput_bps`` is what it can
+    oneway: oneway.Measured | None = None  # delay, jitter, loss and packet size of this direction alone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMeasurement:
+    """The round trip between two nodes that are not neighbours or use another way, by the addresses of programs."""
+
+    source: str
+    target: str
+    rtt_s: float
+    expected_rtt_s: float
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A whole network, measured."""
+
+    testbed: str
+    links: tuple[LinkMeasurement, ...]
+    pairs: tuple[PairMeasurement, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is within its bounds."""
+        return all(link.ok for link in self.links) and all(pair.ok for pair in self.pairs)
+
+
+def verify(network: Network) -> Verification:
+    """Measure every link and every pair, and judge them by what is in force; under dilation, in wall time."""
+    links = calibrate(network)
+    return Verification(testbed=network.name, links=tuple(links), pairs=tuple(pairs(network)))
 
 
 def calibrate(network: Network) -> list[LinkMeasurement]:
@@ -110,6 +149,20 @@ def calibrate(network: Network) -> list[LinkMeasurement]:
     return measured
 
 
+def pairs(network: Network) -> list[PairMeasurement]:
+    """The round trips of all pairs of nodes, at once; what misses its bound is measured again, alone."""
+    shaping = {key: network.dilated(direction) for key, direction in network.shaping().items()}
+    names = [node.name for node in network.topology.nodes]
+    ends = [(a, b) for place, a in enumerate(names) for b in names[place + 1 :]]
+    measured: dict[tuple[str, str], PairMeasurement] = {}
+    with preferred():
+        for some in (ends, *([pair] for pair in ends)):
+            doubtful = [pair for pair in some if pair not in measured or not measured[pair].ok]
+            for pair, found in zip(doubtful, _pairs(network, doubtful, shaping), strict=True):
+                measured[pair] = found
+    return list(measured.values())
+
+
 def expected_rtt_s(forward: Direction, backward: Direction) -> float:
     """Round trip of an echo over an idle link."""
     return forward.transfer_s(ECHO_BYTES) + backward.transfer_s(ECHO_BYTES)
@@ -117,110 +170,90 @@ def expected_rtt_s(forward: Direction, backward: Direction) -> float:
 
 def judge(measured: LinkMeasurement, there: Direction, back: Direction) -> LinkMeasurement:
     """The measurement with its verdict, for a direction that is ``there`` and its opposite ``back``."""
+    rtt_ok, rtt_bound = _judge_rtt(measured, there, back)
+    goodput_ok, goodput_bound = _judge_goodput(measured, there, back)
+    bounds = [rtt_bound, goodput_bound]
+    one_way_ok = True
+    if measured.oneway is not None:
+        one_way_ok, more = oneway.judge(measured.oneway, there)
+        bounds += more
+    return replace(measured, ok=rtt_ok and goodput_ok and one_way_ok, judged="; ".join(bounds))
+
+
+def _judge_rtt(measured: LinkMeasurement, there: Direction, back: Direction) -> tuple[bool, str]:
     jitter_s = math.hypot(there.jitter_s, back.jitter_s)
-    rtt_bound_s = max(RTT_TOLERANCE_S, RTT_TOLERANCE * measured.expected_rtt_s) + 2 * jitter_s
-    bounds = ["RTT within 0.3 ms or 2 %" + (" and twice the jitter" if jitter_s else "")]
+    recorded_s = sum(_spread_s(direction) for direction in (there, back))
+    bound_s = max(RTT_TOLERANCE_S, RTT_TOLERANCE * measured.expected_rtt_s) + 2 * jitter_s + recorded_s
+    words = "RTT within 0.3 ms or 2 %" + (" and twice the jitter" if jitter_s else "")
     # A probe over a link that loses everything has nothing to measure, and that is what was asked for.
-    silent = max(there.loss, back.loss) > PROVABLE_LOSS
-    rtt_ok = abs(measured.rtt_s - measured.expected_rtt_s) <= rtt_bound_s or silent
+    silent = max(there.mean_loss, back.mean_loss) > SILENT_LOSS
+    waiting = "a recorded rate lets echoes wait" if there.rate_trace or there.opportunities else ""
+    waiting = waiting or ("a recorded rate lets echoes wait" if back.rate_trace or back.opportunities else "")
+    if waiting:
+        return True, f"RTT not judged: {waiting}"
+    if recorded_s:
+        words += " and what the recording moves it"
+    return abs(measured.rtt_s - measured.expected_rtt_s) <= bound_s or silent, words
+
+
+def _judge_goodput(measured: LinkMeasurement, there: Direction, back: Direction) -> tuple[bool, str]:
     least_bps = (1 - GOODPUT_TOLERANCE) * measured.expected_goodput_bps
     most_bps = (1 + GOODPUT_TOLERANCE) * measured.expected_goodput_bps
-    if there.loss or back.loss:
-        bounds.append("goodput not judged: loss limits TCP")
-        goodput_ok = True
-    elif back.rate_bps < ACKNOWLEDGEMENT_SHARE * there.rate_bps:
-        bounds.append("goodput not judged: acknowledgements fill the way back")
-        goodput_ok = True
-    elif there.rate_bps > CEILING_BPS:
-        bounds.append(f"goodput at least {least_bps / 1e9:.2g} Gbit/s: faster than a short probe can tell")
-        goodput_ok = measured.goodput_bps >= least_bps
-    else:
-        bounds.append("goodput within 10 %")
-        goodput_ok = least_bps <= measured.goodput_bps <= most_bps
-    return replace(measured, ok=rtt_ok and goodput_ok, judged="; ".join(bounds))
+    reasons = {
+        "loss limits TCP": there.mean_loss or back.mean_loss or there.corrupt or back.corrupt,
+        "packets that overtake others look lost to TCP": there.reorder or back.reorder,
+        "duplicates take a share": there.duplicate or back.duplicate,
+        "the rate follows a recording": there.traced or back.traced,
+        "CoDel limits TCP": there.codel or back.codel,
+        "acknowledgements fill the way back": back.rate_bps < ACKNOWLEDGEMENT_SHARE * there.rate_bps,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            return True, f"goodput not judged: {reason}"
+    if there.rate_bps > CEILING_BPS:
+        words = f"goodput at least {least_bps / 1e9:.2g} Gbit/s: faster than a short probe can tell"
+        return measured.goodput_bps >= least_bps, words
+    return least_bps <= measured.goodput_bps <= most_bps, "goodput within 10 %"
 
 
-def prove(network: Network) -> None:
-    """Move a little TCP both ways over every link; TestbedError naming those that do not carry it."""
-    links = [link for link in network.topology.links if max(link.forward.loss, link.backward.loss) <= PROVABLE_LOSS]
-    slowest_s = network.dilation * max((_proof_s(link) for link in links), default=0.0)
-    deadline_s = time.monotonic() + PROOF_DEADLINE_S + 4 * slowest_s
-    failed: dict[str, str] = {}
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        pairs = connect([_way(network, link, link.a) for link in links], stack, deadline_s=deadline_s)
-        for link, pair in zip(links, pairs, strict=True):
-            if pair is None:
-                failed[link.name] = "no connection"
-                continue
-            forward, backward = _proof_bytes(link.forward), _proof_bytes(link.backward)
-            for sock, sends, receives in ((pair[0], forward, backward), (pair[1], backward, forward)):
-                peer = _Peer(link=link.name, sock=sock, to_send=sends, to_receive=receives)
-                selector.register(sock, peer.wants, peer)
-        _exchange(selector, deadline_s, failed)
-    if failed:
-        lines = "".join(f"\n  {link}: {reason}" for link, reason in failed.items())
-        raise TestbedError(f"TCP does not cross {len(failed)} of {len(links)} links:{lines}")
+def _spread_s(direction: Direction) -> float:
+    trace = direction.delay_trace
+    return max(trace.values) - min(trace.values) if trace else 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Peer:
-    """One end of a proof: sends ``to_send`` bytes and waits for as many as the other end sends."""
-
-    link: str
-    sock: socket.socket
-    to_send: int
-    to_receive: int
-
-    def step(self, mask: int) -> None:
-        """Send and receive what is possible now."""
-        if mask & selectors.EVENT_WRITE and self.to_send:
-            self.to_send -= self.sock.send(bytes(self.to_send))
-        if mask & selectors.EVENT_READ and self.to_receive:
-            got = len(self.sock.recv(min(self.to_receive, PROOF_BYTES)))
-            if not got:
-                raise ConnectionResetError("the connection ended early")
-            self.to_receive -= got
-
-    @property
-    def wants(self) -> int:
-        """What to wait for next; 0 when done."""
-        return (selectors.EVENT_WRITE if self.to_send else 0) | (selectors.EVENT_READ if self.to_receive else 0)
-
-
-def _exchange(selector: selectors.BaseSelector, deadline_s: float, failed: dict[str, str]) -> None:
-    while selector.get_map() and (left_s := deadline_s - time.monotonic()) > 0:
-        for key, mask in selector.select(left_s):
-            peer = key.data
-            try:
-                peer.step(mask)
-            except OSError as error:
-                failed[peer.link] = str(error)
-                peer.to_send = peer.to_receive = 0
-            if not peer.wants:
-                selector.unregister(peer.sock)
-            elif peer.wants != key.events:
-                selector.modify(peer.sock, peer.wants, peer)
-    for key in selector.get_map().values():
-        failed.setdefault(key.data.link, "no answer in time")
-
-
-def _proof_s(link: Link) -> float:
-    return sum(each.transfer_s(_proof_bytes(each)) for each in (link.forward, link.backward))
-
-
-def _proof_bytes(direction: Direction) -> int:
-    return max(1, min(PROOF_BYTES, int(direction.rate_bps * PROOF_S / BITS_PER_BYTE)))
-
-
-def _way(network: Network, link: Link, source: str) -> Way:
-    cable = network.wiring.cable(link.name)
-    near, far = (cable.a, cable.b) if source == link.a else (cable.b, cable.a)
-    return Way(
-        source_netns=network.netns(near.node),
-        source_address=near.address,
-        target_netns=network.netns(far.node),
-        target_address=far.address,
+def _pairs(
+    network: Network, ends: Sequence[tuple[str, str]], shaping: Mapping[tuple[str, str], Direction]
+) -> list[PairMeasurement]:
+    if not ends:
+        return []
+    ways, expected, bounds = [], [], []
+    for a, b in ends:
+        hops = [*network.hops(a, b), *network.hops(b, a)]
+        directions = [shaping[hop] for hop in hops]
+        expected.append(sum(each.transfer_s(ECHO_BYTES) for each in directions))
+        spread_s = sum(2 * each.jitter_s + _spread_s(each) for each in directions)
+        free = any(each.mean_loss > SILENT_LOSS or each.rate_trace or each.opportunities for each in directions)
+        # Every hop wakes the relay once more.
+        bounds.append(
+            math.inf if free else max(RTT_TOLERANCE_S * len(hops) / 2, RTT_TOLERANCE * expected[-1]) + spread_s
+        )
+        ways.append(
+            Way(
+                source_netns=network.netns(a),
+                source_address=network.wiring.node(a).address,
+                target_netns=network.netns(b),
+                target_address=network.wiring.node(b).address,
+            )
+        )
+    echoes = round_trips_s(
+        ways, probes=ECHOES, interval_s=max(ECHO_INTERVAL_S, PAIR_S * len(ways)), wait_s=max(expected) + 0.2
     )
+    return [
+        PairMeasurement(
+            source=a, target=b, rtt_s=rtt_s, expected_rtt_s=expected_s, ok=abs(rtt_s - expected_s) <= bound_s
+        )
+        for (a, b), rtt_s, expected_s, bound_s in zip(ends, map(middle, echoes), expected, bounds, strict=True)
+    ]
 
 
 class _Probe:
@@ -229,7 +262,8 @@ class _Probe:
     def __init__(self, network: Network, link: Link, source: str, shaping: Mapping[tuple[str, str], Direction]) -> None:
         self.link, self.source = link.name, source
         self.target = link.b if source == link.a else link.a
-        self.way = _way(network, link, source)
+        cable = network.wiring.cable(link.name)
+        self.way = way_over(cable.a if source == link.a else cable.b, network.netns)
         self.there, self.back = shaping[link.name, source], shaping[link.name, self.target]
 
     def transfer(self, measure_s: float) -> Transfer:
@@ -253,7 +287,7 @@ class _Probe:
             measure_s=min(max(measure_s, packets_s), MAX_MEASURE_S),
         )
 
-    def judged(self, rtt_s: float, goodput_bps: float) -> LinkMeasurement:
+    def judged(self, rtt_s: float, goodput_bps: float, one_way: oneway.Measured) -> LinkMeasurement:
         """What was measured, with its verdict."""
         measured = LinkMeasurement(
             link=self.link,
@@ -266,6 +300,7 @@ class _Probe:
             goodput_at_least=self.there.rate_bps > CEILING_BPS,
             ok=False,
             judged="",
+            oneway=one_way,
         )
         return judge(measured, self.there, self.back)
 
@@ -279,6 +314,7 @@ def _measure(probes: Sequence[_Probe], attempt: _Attempt) -> list[LinkMeasuremen
     wait_s = longest_s + 5 * jitter_s + 0.1
     echoes = round_trips_s(list(by_link.values()), probes=ECHOES, interval_s=ECHO_INTERVAL_S, wait_s=wait_s)
     rtts = dict(zip(by_link, map(middle, echoes), strict=True))
+    one_ways = oneway.measure([(probe.way, probe.there) for probe in probes])
     found = [0.0] * len(probes)
     batches = list(_batches([probe.there.rate_bps for probe in probes], attempt))
     for first in range(0, len(batches), CONNECTED_BATCHES):
@@ -286,7 +322,7 @@ def _measure(probes: Sequence[_Probe], attempt: _Attempt) -> list[LinkMeasuremen
         goodputs = goodputs_bps([[probes[n].transfer(attempt.measure_s) for n in batch] for batch in some])
         for n, goodput_bps in zip(chain(*some), chain(*goodputs), strict=True):
             found[n] = goodput_bps
-    return [probe.judged(rtts[probe.link], found[n]) for n, probe in enumerate(probes)]
+    return [probe.judged(rtts[probe.link], found[n], one_ways[n]) for n, probe in enumerate(probes)]
 
 
 def _batches(rates_bps: Sequence[float], attempt: _Attempt) -> Iterator[list[int]]:

@@ -187,7 +187,7 @@ def test_an_error_in_the_middle_of_up_leaves_nothing(run_root: Path, monkeypatch
     def fail(network: Network) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("testbed.verify.prove", fail)
+    monkeypatch.setattr("testbed.proof.prove", fail)
     with pytest.raises(KeyboardInterrupt):
         Network.up(mesh(3), name="a")
 
