@@ -34,7 +34,7 @@ from testbed.shaping.netem import NetemShaper
 from testbed.status import Status, compared
 from testbed.tcp import INITIAL_WINDOW_PACKETS
 from testbed.topology import Direction, Engine, Topology
-from testbed.wiring import Wiring, wire
+from testbed.wiring import Interface, Wiring, wire
 
 #: What one flow gets through the relay on a machine of two cores (``benchmarks/relay.py``); several links share it.
 RELAY_CEILING_BPS = 9e9
@@ -128,6 +128,10 @@ class Network:
         """Its run directory, for sockets and logs; readable by us only, gone after ``down``."""
         return self._ledger.directory
 
+    def log_of(self, node: str) -> Path:
+        """Where what the agent of a node prints is kept."""
+        return self.directory / "logs" / f"{node}.log"
+
     def netns(self, node: str) -> Path:
         """The path of the node's network namespace."""
         return self._sandbox(node).netns
@@ -156,14 +160,20 @@ class Network:
 
         Nothing else is touched, nothing queued is lost.  Under dilation, ``direction`` is what the emulated world sees.
         """
+        end = self.end_of(link, source)
+        return self._shaper.shape(end.link, source, direction)
+
+    def end_of(self, link: str, node: str | None = None) -> Interface:
+        """The end of ``link`` (written from either end) at ``node``, or its first; TestbedError if there is none."""
         try:
-            found = self.topology.link(link)
+            cable = self.wiring.cable(link)
         except KeyError:
-            names = ", ".join(each.name for each in self.topology.links)
+            names = ", ".join(each.link for each in self.wiring.cables)
             raise TestbedError(f"testbed {self.name!r} has no link {link!r}; it has {names}") from None
-        if source not in (found.a, found.b):
-            raise TestbedError(f"{source!r} is no end of {found.name}")
-        return self._shaper.shape(found.name, source, direction)
+        for end in (cable.a, cable.b):
+            if node in (end.node, None):
+                return end
+        raise TestbedError(f"{node!r} is no end of {cable.link}")
 
     def shaping(self) -> dict[tuple[str, str], Direction]:
         """What is in force, read back from the engines: (link, source) -> direction, as the emulated world sees it."""
@@ -197,12 +207,13 @@ class Network:
         """What is applied in wall time for a direction of the emulated world."""
         return dilated(direction, self.dilation)
 
-    def restart(self, node: str) -> None:
-        """Make the sandbox of a node anew, with its links, addresses, routes and what is in force; TestbedError if not.
+    def restart(self, *nodes: str) -> None:
+        """Make the sandboxes of ``nodes`` anew, with their links, addresses, routes and what is in force.
 
-        Its programs end.  Where the relay has died it is started again first, and every link is as in the file.
+        Programs on them end.  A relay that has died is started again first, and then every link is as in the file.
         """
-        self._sandbox(node)
+        for node in nodes:
+            self._sandbox(node)  # all of them are there, or nothing is done
         with locked(self._ledger, create=False):
             if not self._relay_alive():
                 self._shaper.close()
@@ -210,17 +221,19 @@ class Network:
                 self._shaper = self._engines()
                 self._shaper.plug(self._cables())
                 self._backend.connect(self.wiring)
-            self._backend.recreate(self.wiring, node)
-            self._shaper.plug([cable for cable in self._cables() if node in (cable.a.node, cable.b.node)])
-            # The far ends of its cables may have gone with it.
-            near = {interface.peer for interface in self.wiring.node(node).interfaces} | {node}
-            self._backend.connect(self.wiring, nodes=near, dilation=self.dilation)
+            for node in nodes:
+                self._backend.recreate(self.wiring, node)
+                self._shaper.plug([cable for cable in self._cables() if node in (cable.a.node, cable.b.node)])
+                # The far ends of its cables may have gone with it.
+                near = {interface.peer for interface in self.wiring.node(node).interfaces} | {node}
+                self._backend.connect(self.wiring, nodes=near, dilation=self.dilation)
 
     def status(self) -> Status:
         """What is there and what is broken."""
         relay_alive = self._relay_alive()
         broken = [] if relay_alive else ["the relay process is gone, and every link with it"]
-        broken += self._backend.broken(self.wiring)
+        broken_nodes = self._backend.broken(self.wiring)
+        broken += broken_nodes.values()
         engines = self.setup.engines.values()
         changed, unshaped = compared(self.topology, self._shaper.report(without=None if relay_alive else "relay"))
         if relay_alive:
@@ -237,6 +250,7 @@ class Network:
             dilation=self.dilation,
             changed=tuple(changed),
             broken=tuple(broken),
+            broken_nodes=tuple(broken_nodes),
         )
 
     def down(self) -> None:
@@ -302,10 +316,13 @@ def _start_relay(ledger: Ledger, setup: Setup) -> None:
     ledger.record_process("relay", start_relay(ledger.directory, socket, seed=setup.seed))
 
 
-def beyond_the_relay(topology: Topology) -> list[str]:
-    """Links that ask for more than the relay carries: they are slower than their file unless the run is dilated."""
+def beyond_the_relay(topology: Topology, engines: Mapping[str, Engine] | None = None) -> list[str]:
+    """Links of the relay that ask for more than it carries: slower than their file unless the run is dilated."""
     return [
-        link.name for link in topology.links if max(link.forward.rate_bps, link.backward.rate_bps) > RELAY_CEILING_BPS
+        link.name
+        for link in topology.links
+        if max(link.forward.rate_bps, link.backward.rate_bps) > RELAY_CEILING_BPS
+        and (engines is None or engines[link.name] == "relay")
     ]
 
 

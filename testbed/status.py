@@ -24,6 +24,7 @@ class Status:
     dilation: float
     changed: tuple[str, ...]  # directions shaped unlike the file
     broken: tuple[str, ...]  # what is missing, worded for people
+    broken_nodes: tuple[str, ...] = ()  # whose sandboxes are not as they were made
 
 
 def compared(topology: Topology, reports: Iterable[DirectionReport]) -> tuple[Sequence[str], Sequence[str]]:

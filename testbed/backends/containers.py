@@ -8,8 +8,7 @@ The engine does the slow part of each call, so calls for several containers go o
 
 from __future__ import annotations
 
-import os
-import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -22,20 +21,17 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount
 from requests.exceptions import RequestException
 
+from testbed.backends import engine
 from testbed.errors import TestbedError
 
-DEFAULT_SOCKET = "/var/run/docker.sock"
 OWNER_LABEL = "edge-moe-testbed.owner"
 #: How many calls the engine gets at once; starting a container is mostly waiting for the kernel.
 AT_ONCE = 8
+#: How long the engine may go on with a request whose sender is gone.
+SETTLE_S = 0.5
 #: Enough for an agent with all its threads; a program that forks without end stops here and not at the host's limit.
 MOST_PROCESSES = 512
 SCRATCH = "rw,nosuid,nodev,noexec,size=64m,mode=1777"
-START_REMEDY = (
-    "type `apt-get install docker.io` (Debian, Ubuntu), then `systemctl start docker`, "
-    "or, where no systemd runs, `dockerd >/var/log/dockerd.log 2>&1 &`"
-)
-
 T = TypeVar("T")
 Item = TypeVar("Item")
 
@@ -69,43 +65,16 @@ class State:
     out_of_memory: bool  # whether the limit ended one of its programs
 
 
-def engine_url() -> str:
-    """The engine of this machine; TestbedError if DOCKER_HOST names one elsewhere."""
-    url = os.environ.get("DOCKER_HOST") or f"unix://{DEFAULT_SOCKET}"
-    if not url.startswith("unix://"):
-        raise TestbedError(
-            f"DOCKER_HOST is {url}: links are plugged into containers by the kernel of this machine, so its own engine "
-            "is needed; unset DOCKER_HOST"
-        )
-    return url
-
-
-def missing() -> str | None:
-    """Why no engine can be used here, and what to type; None where one answers."""
-    path = engine_url().removeprefix("unix://")
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(2.0)
-        try:
-            sock.connect(path)
-        except FileNotFoundError:
-            return f"no Docker Engine is running (there is no {path}): {START_REMEDY}"
-        except PermissionError:
-            return f"you may not use the Docker Engine at {path}: type it again with `sudo`"
-        except OSError as error:
-            return f"no Docker Engine answers at {path} ({error.strerror}): {START_REMEDY}"
-    return None
-
-
 def connect() -> docker.APIClient:
     """A connection to the engine, for the caller to close; TestbedError with one line if none answers."""
-    if why := missing():
+    if why := engine.missing():
         raise TestbedError(why)
     with worded():
-        return docker.APIClient(base_url=engine_url(), version="auto")
+        return docker.APIClient(base_url=engine.url(), version="auto")
 
 
 @contextmanager
-def engine() -> Iterator[docker.APIClient]:
+def connected() -> Iterator[docker.APIClient]:
     """A connection for a block, in which what the engine refuses becomes a TestbedError."""
     with connect() as api, worded():
         yield api
@@ -157,11 +126,14 @@ def remove(owners: Mapping[str, str]) -> None:
     """Remove the named containers that carry the given marks, running or not; others of the same name stay."""
     if not owners:
         return
-    if why := missing():
+    if why := engine.missing():
         raise TestbedError(f"the containers of this testbed cannot be removed: {why}; then type it again")
-    with engine() as api:
-        ours = [name for owner in set(owners.values()) for name in _marked(api, owner) if owners.get(name) == owner]
-        _side_by_side(lambda name: _remove(api, name), ours)
+    with connected() as api:
+        found = _remove_marked(api, owners)
+        if found < len(owners):
+            # Whoever was killed while bringing them up may have left the engine at work on a last one.
+            time.sleep(SETTLE_S)
+            _remove_marked(api, owners)
 
 
 def _make(api: docker.APIClient, order: Order) -> int:
@@ -214,6 +186,12 @@ def _state(api: docker.APIClient, name: str) -> State | None:
     except NotFound:
         return None
     return State(pid=int(found["Pid"]) if found["Running"] else 0, out_of_memory=bool(found["OOMKilled"]))
+
+
+def _remove_marked(api: docker.APIClient, owners: Mapping[str, str]) -> int:
+    ours = [name for owner in set(owners.values()) for name in _marked(api, owner) if owners.get(name) == owner]
+    _side_by_side(lambda name: _remove(api, name), ours)
+    return len(ours)
 
 
 def _marked(api: docker.APIClient, owner: str) -> list[str]:

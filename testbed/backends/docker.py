@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed import images
-from testbed.backends import containers, kernel, programs
+from testbed.backends import containers, engine, kernel, programs
 from testbed.backends.containers import Limits, Order
 from testbed.backends.namespaces import NamespaceBackend
 from testbed.errors import TestbedError
@@ -52,7 +52,7 @@ class DockerSandbox:
     def command(self, argv: Sequence[str]) -> list[str]:
         """What to run on the host so that ``argv`` runs in the sandbox as ``popen`` would run it."""
         terminal = ["--interactive", *(["--tty"] if sys.stdin.isatty() else [])]
-        client = ["docker", "--host", containers.engine_url(), "exec", *terminal, self.container]
+        client = ["docker", "--host", engine.url(), "exec", *terminal, self.container]
         return [*client, *BECOME, "keep", "--", *_as_inside(argv)]
 
     def popen(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> programs.Program:
@@ -65,7 +65,7 @@ class DockerSandbox:
 
 
 class DockerBackend(NamespaceBackend):
-    """Makes, connects and finds containers.  ``containers.missing()`` says beforehand whether there is an engine."""
+    """Makes, connects and finds containers.  ``engine.missing()`` says beforehand whether there is an engine."""
 
     def __init__(
         self,
@@ -88,15 +88,19 @@ class DockerBackend(NamespaceBackend):
     def create(self, wiring: Wiring) -> None:
         """Make all containers, with the data-plane address on each loopback and no cables yet."""
         image = images.recipe().image
-        with containers.engine() as api:
+        with containers.connected() as api:
             containers.check(api, self._limits)
             if not containers.has_image(api, image):
                 raise TestbedError(f"the image of the servers ({image}) is not built: type `make testbed`")
             owner = f"{time.time_ns():x}-{os.getpid()}"
             names = [self._container(node) for node in wiring.nodes]
-            self._ledger.record(*({"kind": "container", "name": n, "owner": owner, "image": image} for n in names))
+            shared: dict[str, object] = {"kind": "container", "owner": owner, "image": image}
+            self._ledger.record(*({**shared, "name": name} for name in names))
             self._prepare(wiring)
-            (self._ledger.directory / SHARED).mkdir(mode=0o755, exist_ok=True)
+            self._shared.mkdir(exist_ok=True)
+            # Whatever our umask is: the run directory is closed to everybody else, and this is for our own programs.
+            self._shared.chmod(0o755)
+            self.hosts.chmod(0o644)
             pids = containers.make(api, self._orders(wiring.nodes))
             for node, pid in zip(wiring.nodes, pids, strict=True):
                 os.close(os.open(self.netns(node.name), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
@@ -110,20 +114,20 @@ class DockerBackend(NamespaceBackend):
         containers.remove({order.name: order.owner})
         if kernel.is_mounted(self.netns(node)):
             kernel.unmount(self.netns(node))
-        with containers.engine() as api:
+        with containers.connected() as api:
             self._adopt(wanted, containers.make(api, [order])[0])
 
-    def broken(self, wiring: Wiring) -> list[str]:
-        """What of the sandboxes is not there, worded for people."""
-        if why := containers.missing():
-            return [*super().broken(wiring), f"containers cannot be looked at: {why}"]
-        with containers.engine() as api:
+    def broken(self, wiring: Wiring) -> dict[str, str]:
+        """The nodes whose sandbox is not there, and what of it is missing, worded for people."""
+        if engine.missing():
+            return {node.name: f"no Docker Engine answers for the container of {node.name}" for node in wiring.nodes}
+        with containers.connected() as api:
             states = containers.states(api, [self._container(node) for node in wiring.nodes])
-        return [
-            problem
+        return {
+            node.name: problem
             for node, state in zip(wiring.nodes, states, strict=True)
             if (problem := self._problem(node.name, state)) is not None
-        ]
+        }
 
     def _problem(self, node: str, state: containers.State | None) -> str | None:
         if state is None:
@@ -140,19 +144,23 @@ class DockerBackend(NamespaceBackend):
             return f"the container of {node} was started anew by somebody else: no link is plugged into it"
         return None
 
+    @property
+    def _shared(self) -> Path:
+        return self._ledger.directory / SHARED
+
     def _adopt(self, node: NodeWiring, pid: int) -> None:
         kernel.bind_mount(f"/proc/{pid}/ns/net", self.netns(node.name))
         self._furnish(node)
 
     def _container(self, node: NodeWiring) -> str:
         """``lab.s1-5d41ab``: the same testbed name in another run directory is another testbed."""
-        return f"{node.sandbox}-{hashlib.sha256(os.fsencode(self._ledger.directory)).hexdigest()[:6]}"
+        return f"{node.sandbox}-{hashlib.sha256(os.fsencode(self._ledger.directory.absolute())).hexdigest()[:6]}"
 
     def _orders(self, nodes: Sequence[NodeWiring]) -> list[Order]:
         """What to ask of the engine for these nodes, as the ledger names them."""
         recorded = {str(entry["name"]): entry for entry in self._ledger.entries("container")}
-        shared = self._ledger.directory / SHARED
-        visible = {**code(), **{str(path): path for path in (shared, *checked_visible(self._visible))}}
+        shown = [self._shared.absolute(), *checked_visible(self._visible)]
+        visible = {**code(), **{str(path): path for path in shown}}
         orders = []
         for node in nodes:
             name = self._container(node)
@@ -162,7 +170,7 @@ class DockerBackend(NamespaceBackend):
                     hostname=node.name,
                     image=str(recorded[name]["image"]),
                     owner=str(recorded[name]["owner"]),
-                    hosts=self.hosts,
+                    hosts=self.hosts.absolute(),
                     visible=visible,
                     limits=self._limits.get(node.name, UNLIMITED),
                 )
@@ -178,6 +186,7 @@ def code() -> dict[str, Path]:
         if spec is None or spec.origin is None:
             raise TestbedError(f"the package {package!r} is not installed here, so containers cannot see it")
         found[f"{CODE}/{package}"] = Path(spec.origin).resolve().parent
+        _check_open(found[f"{CODE}/{package}"])
     # Models lie in a package, and agents are told where by the host's path.
     return {**found, **{str(path): path for path in found.values()}}
 
@@ -191,11 +200,16 @@ def checked_visible(paths: Sequence[Path]) -> list[Path]:
             raise TestbedError(f"there is no {path} that containers could see")
         if path.parent == path or str(path.relative_to(path.anchor)) in SYSTEM:
             raise TestbedError(f"{path} cannot be shown to containers, which have their own: name a directory below it")
-        if not path.stat().st_mode & (0o005 if path.is_dir() else 0o004):
-            raise TestbedError(f"{path} is closed to other users and so to containers: type `chmod o+rX {path}`")
+        _check_open(path)
         if not any(path.is_relative_to(other) for other in kept):
             kept.append(path)
     return kept
+
+
+def _check_open(path: Path) -> None:
+    needed = 0o005 if path.is_dir() else 0o004
+    if path.stat().st_mode & needed != needed:
+        raise TestbedError(f"{path} is closed to other users and so to containers: type `chmod -R o+rX {path}`")
 
 
 def _as_inside(argv: Sequence[str]) -> list[str]:

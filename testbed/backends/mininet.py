@@ -54,13 +54,13 @@ class MininetBackend(NamespaceBackend):
             kernel.unmount(self.netns(node))
         self._adopt(wiring.node(node), pids[node])
 
-    def broken(self, wiring: Wiring) -> list[str]:
-        """What of the hosts is not there, worded for people."""
+    def broken(self, wiring: Wiring) -> dict[str, str]:
+        """The nodes whose host is not as it was made, and what is wrong with it, worded for people."""
         if not self._keeper_alive():
-            return ["the process that keeps the Mininet hosts is gone, and every host with it"]
+            return {node.name: f"{node.name} has gone with the process that kept it" for node in wiring.nodes}
         pids = self._ask(Tell())
         gone = [node.name for node in wiring.nodes if not self._is_home(node.name, pids)]
-        return [*super().broken(wiring), *(f"the Mininet host {node} is gone" for node in gone)]
+        return {**{node: f"the Mininet host {node} is gone" for node in gone}, **super().broken(wiring)}
 
     def _adopt(self, node: NodeWiring, pid: int) -> None:
         kernel.bind_mount(f"/proc/{pid}/ns/net", self.netns(node.name))

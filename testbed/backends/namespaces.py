@@ -67,13 +67,13 @@ class NamespaceBackend:
         """The hosts file of all sandboxes."""
         return self._ledger.directory / "hosts"
 
-    def broken(self, wiring: Wiring) -> list[str]:
-        """What of the sandboxes is not there, worded for people."""
-        return [
-            f"the namespace of {node.name} is gone"
+    def broken(self, wiring: Wiring) -> dict[str, str]:
+        """The nodes whose sandbox is not as it was made, and what is wrong with it, worded for people."""
+        return {
+            node.name: f"the namespace of {node.name} is gone"
             for node in wiring.nodes
             if not kernel.is_mounted(self.netns(node.name))
-        ]
+        }
 
     def connect(self, wiring: Wiring, *, nodes: Collection[str] | None = None, dilation: float = 1.0) -> None:
         """Give the plugged interfaces (of ``nodes`` only) their addresses, and the nodes their routes; repeatable."""

@@ -4,35 +4,39 @@ The engine starts a program inside everything the container is: namespaces, cgro
 host it is a process like any other, though nobody's child here, so its end is seen through a pidfd, which also signals
 that very process and no later one of the same id.  Only the exit code has to be asked from the engine.
 
-One thread per program moves its output to the log; it ends with the program.
+One thread per program moves its output to the log; it ends with the program.  The output is read from a connection of
+its own instead of through the SDK, which loses what arrives together with the answer to the request.
 """
 
 from __future__ import annotations
 
+import http.client
 import os
 import select
 import signal
+import socket
 import subprocess
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import docker
-from docker.errors import APIError, DockerException
-from docker.types import CancellableStream
+from docker.errors import DockerException
 from requests.exceptions import RequestException
 
-from testbed.backends import containers
+from testbed.backends import containers, engine
 from testbed.errors import TestbedError
 
 #: How long the engine may take to start a program, or to notice the end of one.
 ENGINE_S = 20.0
 #: How long the last output may take; children that a program leaves behind may keep it open for ever.
 OUTPUT_S = 1.0
+#: One byte for the stream, three of nothing, four for the length of what follows.
+FRAME_HEADER_BYTES = 8
 #: The engine's exit code for a program that a signal ended is this plus the signal's number.
 SIGNALLED = 128
 #: What we say of a program whose container went away, and its exit code with it.
@@ -109,20 +113,12 @@ class Program:
 
 def start(container: str, command: Sequence[str], *, log: Path) -> Program:
     """Run ``command`` in a running container, as its user; the output is appended to ``log``."""
-    output = log.open("ab")
-    try:
-        api = containers.connect()
-    except BaseException:
-        output.close()
-        raise
-    try:
+    with ExitStack() as opened:
+        output = opened.enter_context(log.open("ab"))
+        api = opened.enter_context(containers.connect())
         execution = _created(api, container, command)
-        with containers.worded():
-            stream = api.exec_start(execution, stream=True)
-    except BaseException:
-        output.close()
-        api.close()
-        raise
+        stream = opened.enter_context(_started(execution))
+        opened.pop_all()  # from here on the thread and the program close them
     mover = threading.Thread(target=_move, args=(stream, output), name=f"output of {container}", daemon=True)
     mover.start()
     return Program(api, execution, command, mover)
@@ -130,21 +126,39 @@ def start(container: str, command: Sequence[str], *, log: Path) -> Program:
 
 def _created(api: docker.APIClient, container: str, command: Sequence[str]) -> str:
     try:
-        return str(api.exec_create(container, list(command), stdin=False)["Id"])
-    except APIError as error:
+        with containers.worded():
+            return str(api.exec_create(container, list(command), stdin=False)["Id"])
+    except TestbedError as error:
         raise TestbedError(
-            f"the container {container} takes no program: {error.explanation or error}; "
-            "type `testbed status` to see what is broken"
+            f"the container {container} takes no program: {error}; type `testbed status` to see what is broken"
         ) from error
 
 
-def _move(stream: Iterable[bytes], output: BinaryIO) -> None:
-    with output, suppress(OSError, DockerException, RequestException, ValueError):
-        for data in stream:
-            output.write(data)
+def _started(execution: str) -> BinaryIO:
+    """Start what was created; what is read from the result are frames of its output."""
+    body = b'{"Detach": false, "Tty": false}'
+    request = (
+        f"POST /exec/{execution}/start HTTP/1.1\r\nHost: docker\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(engine.socket_path())
+        sock.sendall(request.encode() + body)
+        stream = sock.makefile("rb")  # keeps the connection open
+    status = stream.readline().split()
+    headers = http.client.parse_headers(stream)
+    if len(status) < 2 or status[1] not in (b"101", b"200"):
+        with stream:
+            said = stream.read(int(headers.get("Content-Length", 0))).decode(errors="replace").strip()
+        raise TestbedError(f"the Docker Engine starts no program: {said or status}")
+    return stream
+
+
+def _move(stream: BinaryIO, output: BinaryIO) -> None:
+    with stream, output, suppress(OSError):
+        while len(header := stream.read(FRAME_HEADER_BYTES)) == FRAME_HEADER_BYTES:
+            output.write(stream.read(int.from_bytes(header[4:], "big")))
             output.flush()
-    if isinstance(stream, CancellableStream):
-        stream.close()
 
 
 def _opened(pid: int) -> int | None:

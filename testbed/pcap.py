@@ -1,0 +1,66 @@
+"""Packets of one interface in a pcap file that Wireshark and tshark read.
+
+What an end of a link sends and receives is seen as IP packets, whatever makes the link (LINKTYPE_RAW), with the
+kernel's time in nanoseconds.  Where the link lets several packets of TCP cross as one, one record holds them all.
+
+    file     magic 0xa1b23c4d, version 2.4, zone, accuracy, longest record, link type
+    record   seconds, nanoseconds, bytes kept, bytes of the packet, the bytes
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from testbed.backends.kernel import inside_netns
+from testbed.probes import SO_RCVBUFFORCE, SO_TIMESTAMPNS, TIMESPEC
+
+MAGIC_NANOSECONDS = 0xA1B23C4D
+LINKTYPE_RAW = 101
+SNAP_BYTES = 262_144
+HEADER = struct.Struct("=IHHiIII")
+RECORD = struct.Struct("=IIII")
+ETH_P_ALL = 0x0003
+ETH_P_IP = 0x0800
+BUFFER_BYTES = 1 << 24
+#: How often to look whether to go on.
+LOOK_S = 0.1
+
+
+def capture(
+    netns: Path,
+    interface: str,
+    file: BinaryIO,
+    *,
+    most_packets: int | None,
+    duration_s: float | None,
+    going: Callable[[], bool],
+) -> int:
+    """Write the packets of an interface until so many came, so long has passed or ``going`` says no; how many came."""
+    with inside_netns(netns):
+        # Without a protocol first: packets of other interfaces would come before the socket is bound to this one.
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+    count, until_s = 0, None if duration_s is None else time.monotonic() + duration_s
+    with sock:
+        sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        sock.bind((interface, ETH_P_ALL))
+        file.write(HEADER.pack(MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_BYTES, LINKTYPE_RAW))
+        file.flush()
+        while going() and count != most_packets and (until_s is None or time.monotonic() < until_s):
+            if not select.select([sock], (), (), LOOK_S)[0]:
+                file.flush()
+                continue
+            packet, ancillary, _, address = sock.recvmsg(SNAP_BYTES, 128)
+            if address[1] != ETH_P_IP:
+                continue
+            seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
+            file.write(RECORD.pack(seconds, nanoseconds, len(packet), len(packet)) + packet)
+            count += 1
+        file.flush()
+    return count
