@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TypeVar
 
 from agents.clock import WallClock
@@ -16,6 +17,7 @@ from orchestration.host import CpuTime
 from orchestration.manifest import HostFacts
 from orchestration.player import LEAD_S, Played, Player
 from orchestration.stage import Watcher
+from testbed.errors import TestbedError
 from testbed.network import Network
 from testbed.verify import LinkMeasurement, calibrate
 
@@ -80,6 +82,7 @@ class Emulation:
     ) -> tuple[Played, HostFacts]:
         """One run; takes its emulated time multiplied by the dilation."""
         fleet, network = self._running(), self._network
+        framework = visible_framework(candidate.name, network)
         await fleet.restart()
         as_in_the_file(network)
         started_at = datetime.now(tz=UTC)
@@ -96,10 +99,10 @@ class Emulation:
             interrupted=watcher.interrupted,
         )
         await player.configure(
-            run_id=name, framework=candidate.name, cluster=comparison.cluster, placement=candidate.placement
+            run_id=name, framework=framework, cluster=comparison.cluster, placement=candidate.placement
         )
         shaping = network.shaping()
-        network.rewind()
+        network.rewind(episode.seed)
         network.reset_lateness()
         cpu = CpuTime.read()
         origin_s = time.monotonic() + LEAD_S
@@ -119,6 +122,19 @@ class Emulation:
         if self._fleet is None:
             raise RuntimeError("no agents are running")
         return self._fleet
+
+
+def visible_framework(name: str, network: Network) -> str:
+    """The framework as agents find it: a file by its whole path, which they must be able to read."""
+    if not name.endswith(".py"):
+        return name
+    file = Path(name).resolve()
+    if network.setup.backend == "docker" and not any(file.is_relative_to(path) for path in network.setup.visible):
+        raise TestbedError(
+            f"containers of testbed {network.name!r} cannot read {file}: "
+            f"bring it up with `--backend docker --visible {file.parent}`"
+        )
+    return str(file)
 
 
 def restore(network: Network) -> None:

@@ -72,9 +72,12 @@ class Fleet:
     def __init__(self, *, sandboxes: Sandboxes, servers: Iterable[str], model: Path, run_directory: Path) -> None:
         self._sandboxes = sandboxes
         self.servers = tuple(servers)
-        self._model = model
+        self._model = model.resolve()
         self._logs = run_directory / "logs"
-        self._endpoint = f"ipc://{run_directory / 'management.sock'}"
+        #: Containers see this directory, and nothing else of the run directory.
+        self._shared = run_directory / "agents"
+        self._socket = self._shared / "management.sock"
+        self._endpoint = f"ipc://{self._socket}"
         self._processes: dict[str, Process] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -89,7 +92,9 @@ class Fleet:
 
     async def __aenter__(self) -> Fleet:
         self._logs.mkdir(mode=0o700, exist_ok=True)
+        self._shared.mkdir(mode=0o755, exist_ok=True)
         self._router.bind(self._endpoint)
+        self._socket.chmod(0o777)  # agents in containers are other users; nobody else gets into the run directory
         loop = asyncio.get_running_loop()
         self._fd = int(self._router.get(zmq.FD))
         loop.add_reader(self._fd, self._drain)

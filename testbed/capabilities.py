@@ -7,14 +7,12 @@ import importlib.util
 import os
 import platform
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.backends import kernel
+from testbed.backends import engine, kernel
 from testbed.errors import TestbedError
 
-DOCKER_SOCKET = Path("/var/run/docker.sock")
 TUN_DEVICE = Path("/dev/net/tun")
 
 
@@ -128,20 +126,16 @@ def netem() -> Capability:
 @functools.cache
 def docker() -> Capability:
     """Whether a Docker Engine answers."""
-    detail, able = "no engine listens", False
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(1.0)
-        try:
-            sock.connect(str(DOCKER_SOCKET))
-            detail, able = f"{DOCKER_SOCKET} answers", True
-        except OSError:
-            pass
+    try:
+        missing = engine.missing() or ""
+    except TestbedError as error:
+        missing = str(error)
     return Capability(
         name="docker",
-        available=able,
-        detail=detail,
+        available=not missing,
+        detail=missing.removesuffix(f": {engine.START_REMEDY}") or "the engine answers",
         needed_for="servers in containers; namespaces need it not",
-        remedy="install the package docker.io and start dockerd",
+        remedy=engine.START_REMEDY,
     )
 
 

@@ -64,6 +64,9 @@ def up(
         f"testbed {network.name} is up: {servers} servers ({backend}), {links} links ({engines}), TCP crosses "
         f"every link ({time.monotonic() - started_s:.1f} s)"
     )
+    limited = [node.name for node in found.nodes if node.cpus is not None or node.ram_bytes is not None]
+    if limited and backend != "docker":
+        say(f"note: `cpus` and `ram` of {', '.join(limited)} act with --backend docker only")
     fast = beyond_the_relay(found, network.setup.engines)
     if fast:
         say(

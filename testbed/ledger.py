@@ -128,6 +128,11 @@ class Ledger:
         _kill([process for kind in (*KEEPERS, "process") for process in self.processes(kind)])
         spaces = [Path(str(entry["path"])) for entry in self.entries("netns")]
         _kill(_inside(spaces))
+        containers = {str(entry["name"]): str(entry["owner"]) for entry in self.entries("container")}
+        if containers:
+            from testbed.backends.containers import remove  # the only backend that needs the engine's library
+
+            remove(containers)
         for path in spaces:
             with contextlib.suppress(OSError):  # never mounted, or already unmounted
                 kernel.unmount(path)

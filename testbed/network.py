@@ -78,7 +78,7 @@ class Network:
             engines=choose(topology, shaper, kernel_shapes=capabilities.netem().available),
             seed=seed,
             initial_window=initial_window,
-            visible=tuple(str(path) for path in visible),
+            visible=tuple(str(path.resolve()) for path in visible),
         )
         ledger = ledger_of(name or topology.name)
         with locked(ledger, create=True):

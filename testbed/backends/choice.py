@@ -12,9 +12,13 @@ def backend_of(setup: Setup, ledger: Ledger) -> Backend:
     """The backend that a testbed was brought up on."""
     match setup.backend:
         case "docker":
+            from testbed.backends.containers import Limits
             from testbed.backends.docker import DockerBackend
 
-            return DockerBackend(ledger, setup.topology, initial_window=setup.initial_window, visible=setup.visible)
+            limits = {node.name: Limits(cpus=node.cpus, memory_bytes=node.ram_bytes) for node in setup.topology.nodes}
+            return DockerBackend(
+                ledger, setup.topology, initial_window=setup.initial_window, visible=setup.visible, limits=limits
+            )
         case "mininet":
             from testbed.backends.mininet import MininetBackend
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import socket
 import statistics
 import sys
@@ -102,15 +103,20 @@ def test_a_connection_by_name_crosses_the_shaped_interface(bring: Bring, tmp_pat
 
 def test_a_program_runs_without_privileges_and_under_its_own_id(bring: Bring, tmp_path: Path) -> None:
     network = bring(topology(QUICK))
-    code = "import os; print(os.getpid()); print(open('/proc/self/status').read())"
+    code = "import os, sys; print(os.getpid()); print(open('/proc/self/status').read(), flush=True); sys.stdin.read()"
+    code += "; import time; time.sleep(60)"
     process = network.popen("s1", [sys.executable, "-c", code], log=tmp_path / "log")
-    assert process.wait(timeout=10) == 0
+    assert eventually(lambda: "NoNewPrivs" in (tmp_path / "log").read_text(), 20)
 
     lines = (tmp_path / "log").read_text().splitlines()
     status = dict(line.split(":\t", 1) for line in lines[1:] if ":\t" in line)
-    assert int(lines[0]) == process.pid
+    from_outside = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    inner = next(line for line in from_outside if line.startswith("NSpid:")).split()[-1]
+    assert lines[0] == inner
     assert {status[kind] for kind in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert status["NoNewPrivs"] == "1"
+    process.kill()
+    assert process.wait(timeout=10) == -signal.SIGKILL
 
 
 def test_the_host_sees_no_hosts_file_of_a_sandbox(bring: Bring, tmp_path: Path) -> None:
