@@ -9,7 +9,8 @@ Everything is done through netlink and /proc/sys, by the one thread that calls; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import socket
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from testbed.backends import kernel
+from testbed.backends.routes import KernelRoute, put_in
 from testbed.errors import TestbedError
 from testbed.ledger import Ledger
 from testbed.paths import Paths
@@ -85,45 +87,49 @@ class NamespaceBackend:
     def stretch(self, wiring: Wiring, dilation: float) -> None:
         """Let TCP's shortest time-out last as long in the emulated world as in a real one."""
         for node in wiring.nodes:
-            with kernel.inside_netns(self.netns(node.name)), IPRoute() as netlink:
+            with kernel.inside_netns(self.netns(node.name)):
                 try:
-                    self._route(node, netlink, _indices(netlink), dilation=dilation)
-                except (KeyError, NetlinkError) as error:
+                    put_in(self._routes(node, {name: index for index, name in socket.if_nameindex()}, dilation))
+                except (KeyError, OSError) as error:
                     raise TestbedError(f"{node.name}: its routes cannot be changed: {error}") from error
 
     def _connect(self, node: NodeWiring, netlink: IPRoute, dilation: float) -> None:
-        index, kinds = _indices(netlink), _kinds(netlink)
+        links = {link.get("ifname"): link for link in netlink.get_links()}
+        index = {name: link["index"] for name, link in links.items()}
         try:
             for interface in node.interfaces:
                 here = index[interface.name]
                 netlink.addr("replace", index=here, address=interface.address, prefixlen=interface.prefix_length)
                 netlink.link("set", index=here, mtu=interface.mtu_bytes, txqlen=DEVICE_QUEUE_PACKETS, state="up")
-                if kinds[interface.name] == "tun":
+                if (links[interface.name].get("linkinfo") or {}).get("kind") == "tun":
                     # No queue of the kernel's own in front of the relay: the model's is the one that counts.
                     netlink.tc("replace", "noqueue", index=here)
-                netlink.route(
-                    "replace",  # the kernel's route for the cable, to which TCP's settings are added
-                    dst=str(ip_network((interface.address, interface.prefix_length), strict=False)),
-                    oif=here,
-                    scope="link",
-                    proto="kernel",
-                    prefsrc=interface.address,
-                    metrics=_tcp(PROBE_WINDOW_PACKETS),
-                )
-            self._route(node, netlink, index, dilation=dilation)
-        except (KeyError, NetlinkError) as error:
+            put_in(self._routes(node, index, dilation))
+        except (KeyError, OSError, NetlinkError) as error:
             raise TestbedError(f"{node.name} cannot be connected: {error}") from error
 
-    def _route(self, node: NodeWiring, netlink: IPRoute, index: Mapping[str, int], *, dilation: float) -> None:
+    def _routes(self, node: NodeWiring, index: Mapping[str, int], dilation: float) -> Iterator[KernelRoute]:
+        for interface in node.interfaces:  # the kernel's own for the cable, to which TCP's settings are added
+            network = ip_network((interface.address, interface.prefix_length), strict=False)
+            yield KernelRoute(
+                destination=str(network.network_address),
+                prefix_length=interface.prefix_length,
+                interface=index[interface.name],
+                source=interface.address,
+                gateway=None,
+                initial_window=PROBE_WINDOW_PACKETS,
+                congestion_control=CONGESTION_CONTROL,
+            )
         for route in node.routes:
-            window = initial_window(self._paths, node.name, route.node, self._initial_window)
-            netlink.route(
-                "replace",
-                dst=f"{route.destination}/{NODE_PREFIX_LENGTH}",
+            yield KernelRoute(
+                destination=route.destination,
+                prefix_length=NODE_PREFIX_LENGTH,
+                interface=index[route.interface],
+                source=route.source,
                 gateway=route.via,
-                oif=index[route.interface],
-                prefsrc=route.source,
-                metrics={**_tcp(window), "rto_min": max(1, round(1e3 * dilation * RTO_MIN_S))},  # milliseconds
+                initial_window=initial_window(self._paths, node.name, route.node, self._initial_window),
+                congestion_control=CONGESTION_CONTROL,
+                rto_min_ms=max(1, round(1e3 * dilation * RTO_MIN_S)),
             )
 
     def _prepare(self, wiring: Wiring) -> None:
@@ -142,19 +148,6 @@ class NamespaceBackend:
             with IPRoute() as netlink:
                 netlink.addr("replace", index=1, address=node.address, prefixlen=NODE_PREFIX_LENGTH)
                 netlink.link("set", index=1, state="up")
-
-
-def _tcp(window: int) -> dict[str, int | str]:
-    """How TCP behaves on a route."""
-    return {"initcwnd": window, "initrwnd": 2 * window, "cc_algo": CONGESTION_CONTROL}
-
-
-def _indices(netlink: IPRoute) -> dict[str, int]:
-    return {link.get("ifname"): link["index"] for link in netlink.get_links()}
-
-
-def _kinds(netlink: IPRoute) -> dict[str, str]:
-    return {link.get("ifname"): (link.get("linkinfo") or {}).get("kind", "") for link in netlink.get_links()}
 
 
 def _configure_kernel(node: NodeWiring) -> None:
