@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from testbed.paths import Paths
-from testbed.topology import Device, Direction, Node, Topology
+from testbed.topology import Device, Node, Topology
 from testbed.units import format_bandwidth, format_flops, format_fraction, format_rate, format_seconds, format_size
+from testbed.wording import DIRECTION_COLUMNS
 
 #: Beyond this many servers a matrix is no longer looked at; its distribution is shown instead.
 MAX_MATRIX_SERVERS = 40
@@ -39,6 +40,11 @@ _DEVICE_COLUMNS: dict[str, Callable[[Device], str]] = {
     "load": lambda device: format_bandwidth(device.load_bytes_per_s),
     "efficiency": lambda device: format_fraction(device.efficiency),
     "launch": lambda device: format_seconds(device.launch_s),
+}
+#: What a server's sandbox may use of this machine.
+_SANDBOX_COLUMNS: dict[str, Callable[[Node], str]] = {
+    "cpus": lambda node: "-" if node.cpus is None else f"{node.cpus:g}",
+    "ram": lambda node: "-" if node.ram_bytes is None else format_size(node.ram_bytes, digits=4),
 }
 
 
@@ -71,6 +77,7 @@ def report(topology: Topology, *, width: int) -> Iterator[RenderableType]:
         yield _links_table(topology)
         if len(topology.links) > MAX_LINKS_LISTED:
             yield f"and {len(topology.links) - MAX_LINKS_LISTED} more links"
+        yield from _recordings(topology)
     if len(servers) > MAX_MATRIX_SERVERS:
         yield f"\nAll {len(servers) * (len(servers) - 1) // 2} pairs of servers (too many for a matrix)"
         yield _distribution(paths, servers)
@@ -91,14 +98,18 @@ def _nodes(topology: Topology) -> Iterator[RenderableType]:
         columns = {name: cell for name, cell in columns.items() if name not in ("efficiency", "launch")}
         one = devices[0]
         yield f"Every device: efficiency {format_fraction(one.efficiency)}, launch {format_seconds(one.launch_s)}"
+    limits = {
+        name: cell for name, cell in _SANDBOX_COLUMNS.items() if any(cell(node) != "-" for node in topology.nodes)
+    }
     table = _table()
     table.add_column("node", no_wrap=True)
-    for column in ("users", *columns):
+    for column in ("users", *columns, *limits):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("metro")
     users = sum(node.users for node in topology.servers)
     for node in topology.nodes:
         cells = [cell(node.device) if node.device else "-" for cell in columns.values()]
+        cells += [cell(node) for cell in limits.values()]
         table.add_row(node.name, _users(node, users), *cells, Text(node.metro))
     yield table
 
@@ -110,30 +121,44 @@ def _users(node: Node, all_users: float) -> str:
 
 
 def _links_table(topology: Topology) -> Table:
+    shown = topology.links[:MAX_LINKS_LISTED]
+    directions = [direction for link in shown for direction in (link.forward, link.backward)]
+    # A column that would say nothing is not shown, so that the rest fits 80 characters.
+    cells = {name: cell for name, cell in DIRECTION_COLUMNS.items() if any(cell(each) != "-" for each in directions)}
     table = _table()
     table.add_column("from")
     table.add_column("")
     table.add_column("to")
-    for column in ("rate", "delay", "jitter", "loss", "queue"):
+    for column in cells:
         table.add_column(column, justify="right")
-    for link in topology.links[:MAX_LINKS_LISTED]:
+    for link in shown:
         if link.forward == link.backward:
-            table.add_row(link.a, "↔", link.b, *_direction_cells(link.forward))
+            table.add_row(link.a, "↔", link.b, *(cell(link.forward) for cell in cells.values()))
         else:
-            table.add_row(link.a, "→", link.b, *_direction_cells(link.forward))
-            table.add_row(link.b, "→", link.a, *_direction_cells(link.backward))
+            table.add_row(link.a, "→", link.b, *(cell(link.forward) for cell in cells.values()))
+            table.add_row(link.b, "→", link.a, *(cell(link.backward) for cell in cells.values()))
     return table
 
 
-def _direction_cells(direction: Direction) -> list[str]:
-    return [
-        format_rate(direction.rate_bps),
-        format_seconds(direction.delay_s),
-        format_seconds(direction.jitter_s) if direction.jitter_s else "-",
-        format_fraction(direction.loss) if direction.loss else "-",
-        # What was left to us is marked, so that nobody takes it for a value of the file.
-        format_size(direction.effective_queue_bytes, digits=4) + ("" if direction.queue_bytes else " (auto)"),
-    ]
+def _recordings(topology: Topology) -> Iterator[RenderableType]:
+    rows: dict[tuple[str, ...], None] = {}
+    for link in topology.links:
+        for each in (link.forward, link.backward):
+            rate = each.rate_trace or each.opportunities
+            if rate:
+                kind = "rate" if each.rate_trace else "chances to send"
+                rows[rate.name, kind, format_rate(each.rate_bps, digits=4), format_seconds(rate.period_s)] = None
+            if each.delay_trace:
+                delay = each.delay_trace
+                rows[delay.name, "delay", format_seconds(each.delay_s, digits=4), format_seconds(delay.period_s)] = None
+    if rows:
+        yield "\nRecordings (~ above: what moves; after its period a recording starts anew)"
+        table = _table()
+        for column in ("file", "what", "mean", "period"):
+            table.add_column(column, justify="left" if column in ("file", "what") else "right")
+        for row in rows:
+            table.add_row(*row)
+        yield table
 
 
 def _matrix(servers: Sequence[str], cell: Callable[[str, str], str], paths: Paths, width: int) -> Iterator[Table]:

@@ -50,15 +50,18 @@ def load_topology(path: str | Path) -> Topology:
         message = f"not UTF-8 text (byte 0x{data[error.start]:02x}); save the file as UTF-8"
         shown = data.decode("utf-8", errors="replace")
         raise TopologyError(filename, shown, [Problem(at=at, path="", message=message)]) from None
-    return parse_topology(text, filename)
+    return parse_topology(text, filename, directory=Path(path).parent)
 
 
-def parse_topology(text: str, filename: str = "<text>") -> Topology:
-    """The topology that ``text`` describes; messages name it ``filename``."""
+def parse_topology(text: str, filename: str = "<text>", *, directory: Path | None = None) -> Topology:
+    """The topology that ``text`` describes; messages name it ``filename``.
+
+    The files that it names are looked for in ``directory``; by default, in the current one.
+    """
     report = Report()
     node = compose(text, report)
     root = TOPOLOGY.read(node, "", report) if node is not None else None
-    topology = build(root, report) if root is not None else None
+    topology = build(root, directory or Path(), report) if root is not None else None
     if topology is None:
         raise TopologyError(filename, text, report.problems)
     return topology

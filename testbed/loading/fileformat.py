@@ -1,7 +1,7 @@
 """The topology file format: one table of keys.
 
 The loader reads files by this table, ``testbed schema`` prints it as JSON Schema, and error messages suggest keys from
-it.  A key that stands here is read by ``testbed.loading.build``; a key that does not is a mistake in the file.
+it.  A key that stands here, or for links in ``linkformat``, is read by ``build``; one that does not is a mistake.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 from testbed import units
 from testbed.loading.kinds import Flag, Name, Number, Quantity, Text
+from testbed.loading.linkformat import DIRECTION_KEYS
 from testbed.loading.sections import Items, Key, Named, NameOr, Pair, Section, Table
-from testbed.topology import MTU_BYTES
 
 #: A mistyped or hostile file is not worked on for long; the largest that `testbed generate` makes has 5,000 servers and
 #: the 500 routers of their metros, which load in seconds.
@@ -77,44 +77,19 @@ USERS = Key(
 )
 METRO = Key("metro", Text(40), "label of the neighbourhood, for people", also_called=("cluster", "region", "site"))
 ROUTER = Key("router", Flag(), "true: forwards packets and runs no agent", also_called=("switch",))
-NODE = Table((DEVICE, USERS, METRO, ROUTER), needs=((ROUTER.name,), (DEVICE.name,)))
-
-RATE = Key(
-    "rate",
-    Quantity(parse=units.bits_per_second, dimension=units.RATE, least="1 kbit/s", most="10 Tbit/s"),
-    "how fast bits leave; faster arrivals queue",
-    also_called=("bandwidth", "bw", "speed", "capacity", "throughput"),
+CPUS = Key(
+    "cpus",
+    Number(least=0.01, most=1024),
+    "processors of this machine that the server's sandbox may use; 0.5 is half of one",
+    also_called=("cpu", "cores", "vcpus", "cpu_limit"),
 )
-DELAY = Key(
-    "delay",
-    Quantity(parse=units.seconds, dimension=units.TIME, least="0 s", most="60 s"),
-    "one-way propagation time",
-    also_called=("latency", "rtt", "ping"),
+RAM = Key(
+    "ram",
+    Quantity(parse=units.size_bytes, dimension=units.SIZE, least="16 MiB", most="1 PB"),
+    "memory of this machine that the server's sandbox may use",
+    also_called=("memory", "mem", "memory_limit", "mem_limit"),
 )
-JITTER = Key(
-    "jitter",
-    Quantity(parse=units.seconds, dimension=units.TIME, least="0 s", most="60 s"),
-    "standard deviation of the extra delay; packets keep their order",
-)
-LOSS = Key(
-    "loss",
-    Quantity(parse=units.fraction, dimension=units.SHARE, least="0 %", most="100 %"),
-    "share of the packets that are lost",
-    also_called=("drop", "plr", "packet_loss"),
-)
-QUEUE = Key(
-    "queue",
-    Quantity(
-        parse=units.size_bytes,
-        dimension=units.SIZE,
-        least=f"{MTU_BYTES} B",
-        most="100 GB",
-        why=f"a packet has up to {MTU_BYTES} bytes",
-    ),
-    "bytes that may wait; sized from rate and delay where absent",
-    also_called=("buffer", "limit"),
-)
-DIRECTION_KEYS: tuple[Key[Any], ...] = (RATE, DELAY, JITTER, LOSS, QUEUE)
+NODE = Table((DEVICE, USERS, METRO, ROUTER, CPUS, RAM), needs=((ROUTER.name,), (DEVICE.name,)))
 
 BETWEEN = Key(
     "between",

@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import yaml
 
 from testbed import units
 from testbed.loading.document import position
-from testbed.loading.problems import Position, Report
+from testbed.loading.problems import Position, Report, did_you_mean, enumerate_words
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
+S = TypeVar("S")
 Schema = dict[str, Any]
 
 NAME = r"[a-z]([a-z0-9-]{0,13}[a-z0-9])?"
@@ -152,6 +153,89 @@ class Quantity(Generic[T]):
         text = {"type": "string", "pattern": pattern, "maxLength": units.MAX_TEXT}
         number = {"type": "number", "minimum": 0} if optional else {"const": 0}
         return {"anyOf": [text, number], "examples": [self.least, self.most]}
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of some words."""
+
+    words: tuple[str, ...]
+    what: str = "one of these words"
+
+    def read(self, node: yaml.Node, path: str, report: Report) -> str | None:
+        """See ``Kind``."""
+        text = read_text(node, path, report)
+        if text is None or text in self.words:
+            return text
+        similar = did_you_mean(text, self.words)
+        hint = f"did you mean '{similar}'?" if similar else f"known here: {enumerate_words(self.words)}"
+        report.add(position(node), path, f"{_short(text)} is not {self.what}; {hint}")
+        return None
+
+    def schema(self) -> Schema:
+        """See ``Kind``."""
+        return {"enum": list(self.words)}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit alone: that of the numbers in a file."""
+
+    dimension: units.Dimension
+
+    def read(self, node: yaml.Node, path: str, report: Report) -> str | None:
+        """See ``Kind``."""
+        text = read_text(node, path, report)
+        if text is None:
+            return None
+        try:
+            self.dimension.parse(f"1 {text}")
+        except units.UnitError as error:
+            # What is said about a quantity holds for its unit.
+            report.add(position(node), path, str(error).replace("'1 ", "'"))
+            return None
+        return text
+
+    def schema(self) -> Schema:
+        """See ``Kind``."""
+        return {"enum": [unit for unit in self.dimension.units if unit]}
+
+
+@dataclass(frozen=True, slots=True)
+class Or(Generic[T]):
+    """Something, or one plain word that says there shall be none: ``false``, ``auto``."""
+
+    word: str
+    kind: Kind[T]
+
+    def read(self, node: yaml.Node, path: str, report: Report) -> T | Literal[False] | None:
+        """See ``Kind``; False where the word stands."""
+        plain = isinstance(node, yaml.ScalarNode) and node.value == self.word
+        if plain and (node.tag == f"{_TAG}bool" or self.word != "false"):
+            return False
+        return self.kind.read(node, path, report)
+
+    def schema(self) -> Schema:
+        """See ``Kind``."""
+        return {"anyOf": [{"const": False if self.word == "false" else self.word}, self.kind.schema()]}
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Generic[T, S]):
+    """A single value, or a section that says more."""
+
+    single: Kind[T]
+    section: Kind[S]
+
+    def read(self, node: yaml.Node, path: str, report: Report) -> T | S | None:
+        """See ``Kind``."""
+        if isinstance(node, yaml.MappingNode):
+            return self.section.read(node, path, report)
+        return self.single.read(node, path, report)
+
+    def schema(self) -> Schema:
+        """See ``Kind``."""
+        return {"anyOf": [self.single.schema(), self.section.schema()]}
 
 
 def is_null(node: yaml.Node) -> bool:

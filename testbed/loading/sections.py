@@ -6,14 +6,14 @@ author days.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import yaml
 
 from testbed.loading.document import position
-from testbed.loading.kinds import Kind, Name, Schema, found, is_name, is_null, read_text
+from testbed.loading.kinds import Kind, Name, Schema, Word, found, is_name, is_null, read_text
 from testbed.loading.problems import Position, Report, did_you_mean, enumerate_words
 
 T = TypeVar("T")
@@ -90,8 +90,9 @@ class Table:
             at = position(value_node)
             entries[name] = Entry(value=value, at=at, key_at=position(key_node), path=key_path)
         entries = guessed | entries
-        if self.needs and not any(all(name in entries for name in group) for group in self.needs):
-            report.add(position(node), path, self._missing(entries))
+        if not self.complete(entries):
+            for message in self._missing(entries):
+                report.add(position(node), path, message)
         return Section(entries)
 
     def schema(self) -> Schema:
@@ -120,12 +121,47 @@ class Table:
                 return f"unknown key; did you mean '{meant}'{doc}?"
         return f"unknown key; known here: {enumerate_words(key.name for key in self.keys)}"
 
-    def _missing(self, entries: Mapping[str, object]) -> str:
-        missing = [f"'{name}'" for name in self.needs[-1] if name not in entries]
-        plural = "is" if len(missing) == 1 else "are"
-        others = [enumerate_words(f"'{name}'" for name in group) for group in self.needs[:-1]]
-        either = f", or {enumerate_words(others, last='or')} instead" if others else ""
-        return f"{enumerate_words(missing)} {plural} missing{either}"
+    def complete(self, entries: Container[str]) -> bool:
+        """Whether keys of these names are all that the section must hold."""
+        return not self.needs or any(all(name in entries for name in group) for group in self.needs)
+
+    def _missing(self, entries: Container[str]) -> Iterator[str]:
+        always = [name for name in self.needs[-1] if all(name in group for group in self.needs)]
+        missing = [f"'{name}'" for name in always if name not in entries]
+        if missing:
+            yield f"{enumerate_words(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        choices = [[name for name in group if name not in always] for group in self.needs]
+        if any(all(name in entries for name in group) for group in choices):
+            return
+        *others, first = [[f"'{name}'" for name in group if name not in entries] for group in choices]
+        either = f", or {enumerate_words(map(enumerate_words, others), last='or')} instead" if others else ""
+        yield f"{enumerate_words(first)} {'is' if len(first) == 1 else 'are'} missing{either}"
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """A section where one key says which others there may be."""
+
+    key: str
+    tables: Mapping[str, Table]  # by the word under that key
+
+    def read(self, node: yaml.Node, path: str, report: Report) -> Section | None:
+        """See ``Kind``."""
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        chosen = next((value for key, value in pairs if key.value == self.key), None)
+        if isinstance(chosen, yaml.ScalarNode) and chosen.value in self.tables:
+            return self.tables[chosen.value].read(node, path, report)
+        known = tuple(self.tables)
+        if chosen is not None:
+            Word(known, f"a {self.key} that is read here").read(chosen, f"{path}.{self.key}", report)
+        else:
+            words = enumerate_words((f"'{self.key}: {word}'" for word in known), last="or")
+            report.add(position(node), path, f"'{self.key}' is missing; write {words}")
+        return None
+
+    def schema(self) -> Schema:
+        """See ``Kind``."""
+        return {"anyOf": [table.schema() for table in self.tables.values()]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,30 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True, tag="applied"):
     direction: Direction
 
 
+class LaneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``DirectionReport`` as the relay writes it: what is applied was encoded when it was put in force.
+
+    Recordings make it long, and the relay forwards nothing while it encodes.
+    """
+
+    link: str
+    source: str
+    target: str
+    applied: msgspec.Raw
+    packets: int
+    bytes: int
+    dropped: dict[str, int]
+    queued_bytes: int
+    engine: str = "relay"
+
+
+class LanesReported(msgspec.Struct, frozen=True, kw_only=True, tag="reported"):
+    """``Reported`` as the relay writes it."""
+
+    directions: tuple[LaneReport, ...]
+    dilation: float
+
+
 class Reported(msgspec.Struct, frozen=True, kw_only=True, tag="reported"):
     """Every direction, in the order of plugging: forward, backward."""
 
@@ -86,6 +110,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 Request = Plug | Shape | Report | TellLateness | Dilate | Rewind | Stop
 Reply = Done | Applied | Reported | Late | Failed
+
+Written = Done | Applied | LanesReported | Late | Failed
 
 encode = msgspec.json.encode
 decode_request = msgspec.json.Decoder(Request).decode

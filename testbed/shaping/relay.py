@@ -35,7 +35,7 @@ import zmq
 
 from testbed.backends import kernel
 from testbed.shaping import protocol as wire
-from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
+from testbed.shaping.base import CableEnd, CablePlan
 from testbed.shaping.dilation import dilated
 from testbed.shaping.lateness import LatenessHistogram
 from testbed.shaping.model import LinkModel
@@ -72,6 +72,7 @@ class Lane:
 
     __slots__ = (
         "_control",
+        "_encoded",
         "_forwards",
         "_index",
         "_interface",
@@ -98,6 +99,7 @@ class Lane:
         """Create the interface in the namespace of the calling thread."""
         self.link, self.source, self.target, self.model = link, end.node, target, model
         self.nominal = nominal  # as people asked for it, before dilation
+        self._encoded = msgspec.Raw(wire.encode(nominal))
         self.out_fd = -1
         self.order = -1
         self.due_s = math.inf  # when the relay will ask the model for what is due
@@ -113,7 +115,8 @@ class Lane:
 
     def apply(self, nominal: Direction, dilation: float, now_s: float) -> None:
         """Put ``nominal`` in force, ``dilation`` times slower."""
-        self.nominal = nominal
+        if nominal is not self.nominal:
+            self.nominal, self._encoded = nominal, msgspec.Raw(wire.encode(nominal))
         self.model.change(dilated(nominal, dilation), now_s)
         if self.fd >= 0:
             self._limit_bundle()
@@ -124,14 +127,14 @@ class Lane:
         if self._forwards:
             let_bundles(self.fd, bundle >= WHOLE_BUNDLE)
 
-    def report(self, now_s: float) -> DirectionReport:
+    def report(self, now_s: float) -> wire.LaneReport:
         """What is in force and what was carried."""
         counters = self.model.counters(now_s)
-        return DirectionReport(
+        return wire.LaneReport(
             link=self.link,
             source=self.source,
             target=self.target,
-            applied=self.nominal,
+            applied=self._encoded,
             packets=counters.packets,
             bytes=counters.bytes,
             dropped=counters.dropped,
@@ -251,7 +254,7 @@ class Relay:
                 reply = wire.Failed(reason=f"{type(error).__name__}: {error}")
             self._control.send(wire.encode(reply))
 
-    def _answer(self, request: wire.Request) -> wire.Reply:
+    def _answer(self, request: wire.Request) -> wire.Written:
         match request:
             case wire.Plug(cables=cables):
                 self._plug(cables)
@@ -260,7 +263,7 @@ class Relay:
             case wire.Report():
                 now_s = time.monotonic()
                 directions = tuple(lane.report(now_s) for lane in self._lanes)
-                return wire.Reported(directions=directions, dilation=self._dilation)
+                return wire.LanesReported(directions=directions, dilation=self._dilation)
             case wire.TellLateness(reset=reset):
                 lateness = self._lateness.summary()
                 if reset:

@@ -26,6 +26,9 @@ from typing import Protocol
 from testbed.impairments import Opportunities, Steps
 from testbed.topology import BITS_PER_BYTE, Direction
 
+#: Times closer together than this are one; clocks that have run for weeks know no smaller difference.
+SAME_MOMENT_S = 1e-9
+
 
 class Service(Protocol):
     """How fast a line takes bytes."""
@@ -64,17 +67,20 @@ class Stepped:
         )
         #: carried from the beginning of a round to the end of each step
         self._carried = tuple(itertools.accumulate(spans))
+        #: A packet that ends with a step must not be pushed over the silence behind it by the rounding of sums.
+        self._grace = min(0.5, self._carried[-1] / 1000)
 
     def finish_s(self, start_s: float, size_bytes: float) -> float:
         """See ``Service``."""
         per_round = self._carried[-1]
         rounds, place_s = divmod(start_s - self._origin_s, self._period_s)
         more_rounds, rest = divmod(self._until(place_s) + size_bytes, per_round)
-        if not rest and more_rounds:  # the last byte of a round, not the first of the next
+        if rest <= self._grace and more_rounds:  # the last byte of a round, not the first of the next
             more_rounds, rest = more_rounds - 1, per_round
-        step = min(bisect_left(self._carried, rest), len(self._rates) - 1)
+        step = min(bisect_left(self._carried, rest - self._grace), len(self._rates) - 1)
         before = self._carried[step - 1] if step else 0.0
-        into_s = (rest - before) / self._rates[step] if rest > before else 0.0
+        of_step = min(rest, self._carried[step]) - before
+        into_s = of_step / self._rates[step] if of_step > 0 else 0.0
         finish_s = self._origin_s + (rounds + more_rounds) * self._period_s + self._starts_s[step] + into_s
         return max(finish_s, start_s)
 
@@ -116,7 +122,7 @@ class Chances:
             self._number += more
             self._left_bytes += more * self._each_bytes
         self._left_bytes -= size_bytes
-        return self._when_s(self._number)
+        return max(start_s, self._when_s(self._number))
 
     def carried_bytes(self, from_s: float, to_s: float) -> float:
         """See ``Service``."""
@@ -126,7 +132,7 @@ class Chances:
         rounds, place_s = divmod(at_s - self._origin_s, self._period_s)
         number = int(rounds) * len(self._at_s) + bisect_left(self._at_s, place_s)
         # The last chance of a round and the start of the next are one moment, which rounding may put on either side.
-        while number > self._number and number > 0 and self._when_s(number - 1) >= at_s:
+        while number > self._number and number > 0 and self._when_s(number - 1) >= at_s - SAME_MOMENT_S:
             number -= 1
         return number
 

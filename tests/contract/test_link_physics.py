@@ -7,7 +7,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from testbed.backends.kernel import inside_netns
 from testbed.errors import TestbedError
 from testbed.impairments import CoDel, Distribution, GilbertElliott, Opportunities, Steps
 from testbed.network import Network
-from testbed.probes import SO_TIMESTAMPNS, TIMESPEC, round_trips_s
+from testbed.probes import SO_TIMESTAMPNS, TIMESPEC, connect, goodputs_bps, round_trips_s
 from testbed.setup import BackendName
 from testbed.shaping import netem
 from testbed.shaping.base import DirectionReport
 from testbed.shaping.engines import ShaperName
 from testbed.topology import Direction, Topology
-from tests.support.networks import QUICK, eventually, link_way, mesh, settle, soon, topology, way
+from testbed.verify import PAYLOAD_SHARE
+from tests.support.networks import QUICK, eventually, link_way, mesh, settle, soon, topology, transfer, way
 
 pytestmark = pytest.mark.root
 
@@ -278,6 +279,45 @@ def test_rewinding_repeats_what_chance_did(bring: Bring) -> None:
         rounds.append([number for number, _ in datagrams(network, 300)])
 
     assert rounds[0] == rounds[1] != rounds[2]
+
+
+def test_a_long_fat_link_drops_nothing_that_only_travels(bring: Bring) -> None:
+    network = bring(topology(QUICK))
+    shape(network, Direction(rate_bps=1e8, delay_s=0.4))
+    before = counter(network)
+    numbers = [number for number, _ in datagrams(network, 2500, size=1000, every_s=0.0001)]
+
+    assert numbers == list(range(2500))  # more than a thousand of them were under way at once
+    assert counter(network).dropped == before.dropped
+
+
+def test_a_long_path_lets_tcp_have_its_whole_rate(bring: Bring) -> None:
+    network = bring(topology(Direction(rate_bps=1e8, delay_s=0.075)))
+    # Slow start needs four round trips to fill it; a burst that is too small would keep it from ever doing so.
+    there = replace(transfer(way(network, "s1", "s2"), 1e8, 0.150, measure_s=0.5), warm_up_s=1.2)
+
+    assert soon(lambda: 0.97 <= goodputs_bps([[there]])[0][0] / (1e8 * PAYLOAD_SHARE) <= 1.02)
+
+
+def test_jitter_makes_tcp_send_hardly_anything_twice(bring: Bring) -> None:
+    network = bring(topology(Direction(rate_bps=1e8, delay_s=0.005, jitter_s=0.001)))
+    pair, size = link_way(network, "s1", "s2"), 4_000_000
+    before = counter(network)
+    with ExitStack() as stack:
+        ends = connect([pair], stack, deadline_s=time.monotonic() + 5)[0]
+        assert ends is not None
+        near, far = ends
+        sent = got = 0
+        until_s = time.monotonic() + 20
+        while got < size and time.monotonic() < until_s:
+            with suppress(BlockingIOError):
+                sent += near.send(bytes(min(1 << 16, size - sent))) if sent < size else 0
+            with suppress(BlockingIOError):
+                got += len(far.recv(1 << 18))
+        assert got == size
+    carried = counter(network).bytes - before.bytes
+
+    assert carried < 1.08 * size / PAYLOAD_SHARE
 
 
 def test_a_change_of_one_key_leaves_the_others_in_force(bring: Bring) -> None:

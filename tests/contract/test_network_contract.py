@@ -146,6 +146,17 @@ def test_there_is_no_way_out_of_the_emulated_network(bring: Bring) -> None:
     assert not (network.netns("s1").parent / "no").exists()
 
 
+def test_nodes_with_long_names_of_one_prefix_have_interfaces_of_their_own(bring: Bring) -> None:
+    names = ("hub", "rack-12-port-1a", "rack-12-port-1b", "rack-12-port-1c")
+    links = tuple(Link(a="hub", b=name, forward=QUICK, backward=QUICK) for name in names[1:])
+    network = bring(Topology(name="long", nodes=tuple(Node(name=name) for name in names), links=links))
+
+    interfaces = [interface.name for interface in network.wiring.node("hub").interfaces]
+    assert len(set(interfaces)) == 3
+    assert max(map(len, interfaces)) <= 15
+    assert all(round_trip_is(link_way(network, "hub", name), 0.002) for name in names[1:])
+
+
 def test_servers_do_not_forward_and_routers_do(bring: Bring) -> None:
     nodes = (Node(name="s1"), Node(name="r", kind="router"), Node(name="s2"))
     links = tuple(Link(a=a, b=b, forward=QUICK, backward=QUICK) for a, b in (("s1", "r"), ("r", "s2")))

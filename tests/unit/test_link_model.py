@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from testbed.impairments import CoDel, GilbertElliott, Opportunities, Steps
 from testbed.shaping.model import Drop, LinkModel
 from testbed.topology import Direction
 
@@ -278,3 +281,285 @@ def test_a_jittery_link_with_a_queue_may_become_faster() -> None:
     link.offer(0.001, 1000, 10)
 
     assert link.due(1.0) == list(range(11))
+
+
+# --- limits in packets, CoDel -----------------------------------------------------------------------------------------
+
+
+def test_a_limit_in_packets_counts_the_one_in_service_whatever_their_size() -> None:
+    model = link(replace(EIGHT_MBIT, queue_bytes=None, queue_packets=4))
+
+    assert [model.offer(0.0, 40 + number, number) for number in range(6)] == [None] * 4 + [Drop.QUEUE] * 2
+    assert model.offer(41e-6, 1500, 9) is None  # one is out
+    assert model.offer(41e-6, 40, 9) is Drop.QUEUE
+    assert [number for _, number in arrivals(model)] == [0, 1, 2, 3, 9]
+
+
+def test_a_limit_in_packets_changes_neither_times_nor_order_below_it() -> None:
+    by_packets, by_bytes = link(replace(EIGHT_MBIT, queue_bytes=None, queue_packets=1000)), link()
+    for number in range(10):
+        for model in (by_packets, by_bytes):
+            model.offer(number * 0.0005, 1000, number)
+
+    expected = arrivals(by_bytes)
+    assert arrivals(by_packets) == [(pytest.approx(at_s), number) for at_s, number in expected]
+
+
+def waits_under_overload(direction: Direction, seconds: float) -> tuple[list[float], LinkModel[int]]:
+    """How long each packet that arrives in the second half waited, if a twentieth more comes than the line takes."""
+    model, sent_s, waits = link(direction), [], []
+    number = 0
+    while (now_s := number / 1050) < seconds:
+        sent_s.append(now_s)
+        model.offer(now_s, 1000, number)
+        waits += [now_s - sent_s[packet] - direction.delay_s for packet in model.due(now_s) if now_s > seconds / 2]
+        number += 1
+    return waits, model
+
+
+def test_codel_keeps_the_standing_queue_near_its_target_where_drop_tail_keeps_it_full() -> None:
+    tail = replace(EIGHT_MBIT, queue_bytes=200_000)  # 200 ms
+    full, _ = waits_under_overload(tail, 40.0)
+    short, model = waits_under_overload(replace(tail, codel=CoDel()), 40.0)
+
+    assert statistics.median(full) == pytest.approx(0.200, abs=0.003)
+    assert statistics.median(short) < 0.012  # one of them in service
+    dropped = model.counters(40.0).dropped
+    # What does not fit on the line is dropped in both ways, by CoDel before the queue is full.
+    assert dropped["codel"] == pytest.approx(2000, rel=0.05)
+    assert dropped["queue"] == 0
+
+
+def test_every_packet_that_codel_meets_arrives_or_is_counted_as_dropped() -> None:
+    lost: list[int] = []
+
+    class Followed(LinkModel[int]):
+        def lost_later(self, packet: int, now_s: float) -> None:
+            lost.append(packet)
+
+    model = Followed(replace(EIGHT_MBIT, queue_bytes=50_000, codel=CoDel()), random.Random(1))  # noqa: S311
+    refused = [number for number in range(20_000) if model.offer(number / 2000, 1000, number)]
+    arrived = [number for _, number in arrivals(model)]
+
+    assert sorted([*refused, *lost, *arrived]) == list(range(20_000))
+    assert arrived == sorted(arrived)
+    dropped = model.counters(20.0).dropped
+    assert (dropped["queue"], dropped["codel"]) == (len(refused), len(lost))
+
+
+def test_codel_drops_nothing_on_a_line_that_is_fast_enough() -> None:
+    model = link(replace(EIGHT_MBIT, codel=CoDel()))
+    for number in range(2000):
+        assert model.offer(number * 0.0011, 1000, number) is None
+
+    assert len(arrivals(model)) == 2000
+
+
+# --- recordings -------------------------------------------------------------------------------------------------------
+
+#: Chances at 2, 2, 5 and 10 ms, again and again.
+CHANCES = Opportunities(name="t", at_s=(0.002, 0.002, 0.005, 0.010))
+#: A second at 8 Mbit/s, a second of silence, a second at 16 Mbit/s.
+STEPS = Steps(name="t", ends_s=(1.0, 2.0, 3.0), values=(8e6, 0.0, 16e6))
+
+
+def recorded(trace: Steps | Opportunities, **more: Any) -> Direction:
+    if isinstance(trace, Steps):
+        return replace(EIGHT_MBIT, rate_bps=trace.mean, rate_trace=trace, queue_bytes=10**9, **more)
+    return replace(EIGHT_MBIT, rate_bps=trace.mean_bps, opportunities=trace, queue_bytes=10**9, **more)
+
+
+def test_a_saturated_mahimahi_trace_delivers_one_full_packet_at_each_of_its_chances() -> None:
+    model = link(recorded(CHANCES))
+    for number in range(400):
+        model.offer(0.0, 1504, number)
+
+    expected = [0.010 + 0.010 * rounds + at_s for rounds in range(100) for at_s in CHANCES.at_s]
+    assert arrivals(model) == [(pytest.approx(at_s, abs=1e-7), number) for number, at_s in enumerate(expected)]
+
+
+def test_a_mahimahi_trace_wastes_the_chances_at_which_nothing_waits() -> None:
+    model = link(recorded(CHANCES))
+    model.offer(0.0, 100, 0)
+    model.offer(0.003, 1504, 1)
+    model.offer(0.021, 100, 2)
+
+    assert [at_s for at_s, _ in arrivals(model)] == pytest.approx([0.012, 0.015, 0.032])
+
+
+def test_a_saturated_stepped_trace_delivers_the_area_under_it_and_nothing_in_its_silence() -> None:
+    model = link(recorded(STEPS))
+    for number in range(6000):  # two rounds carry 3 MB each
+        model.offer(0.0, 1000, number)
+    got = [at_s - 0.010 for at_s, _ in arrivals(model)]
+
+    assert len(got) == 6000
+    for from_s, to_s, packets in ((0, 1, 1000), (1, 2, 0), (2, 3, 2000), (3, 4, 1000), (4, 5, 0), (5, 6, 2000)):
+        # A packet that ends with a second belongs to it; clocks may tell the two apart by a microsecond.
+        assert sum(from_s + 1e-6 < at_s <= to_s + 1e-6 for at_s in got) == packets
+
+
+def test_a_recorded_delay_is_that_of_the_moment_and_packets_keep_their_order() -> None:
+    delays = Steps(name="t", ends_s=(1.0, 2.0), values=(0.100, 0.020))
+    model = link(replace(EIGHT_MBIT, delay_s=0.060, delay_trace=delays))
+    for number, now_s in enumerate((0.5, 0.95, 1.01, 1.5, 2.5)):
+        model.offer(now_s, 1000, number)
+
+    assert [at_s for at_s, _ in arrivals(model)] == pytest.approx([0.601, 1.051, 1.051, 1.521, 2.601])
+
+
+def test_a_recording_begins_when_it_comes_into_force_and_goes_on_when_other_things_change() -> None:
+    model = link()
+    model.change(recorded(CHANCES), 100.0)
+    model.change(recorded(CHANCES, loss=0.0, delay_s=0.020), 100.004)
+    model.offer(100.0041, 100, 0)
+
+    assert [at_s for at_s, _ in arrivals(model)] == pytest.approx([100.005 + 0.020])
+
+
+def test_a_packet_in_service_is_rescaled_when_a_constant_rate_becomes_a_recording_and_back() -> None:
+    slow = Steps(name="t", ends_s=(100.0,), values=(4e6,))
+    model = link()
+    for number in range(3):
+        model.offer(0.0, 1000, number)
+    model.change(recorded(slow), 0.0005)  # half of the first is out: the rest takes twice as long
+    assert model.queued_bytes(0.0005) == 2500
+    model.change(EIGHT_MBIT, 0.0025)  # half of the second is out
+    assert model.queued_bytes(0.0025) == 1500
+
+    assert [at_s for at_s, _ in arrivals(model)] == pytest.approx([0.0115, 0.0130, 0.0140])
+
+
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.tuples(st.floats(0, 0.004), st.integers(40, 1500)), min_size=1, max_size=80),
+    st.lists(st.sampled_from(["constant", "steps", "chances", "packets", "codel"]), min_size=1, max_size=6),
+)
+def test_whatever_the_line_becomes_what_was_accepted_comes_out_once_and_in_order(
+    seed: int, offers: list[tuple[float, int]], kinds: list[str]
+) -> None:
+    in_force = {
+        "constant": EIGHT_MBIT,
+        "steps": recorded(Steps(name="t", ends_s=(0.003, 0.005, 0.011), values=(8e6, 0.0, 3e6))),
+        "chances": recorded(CHANCES),
+        "packets": replace(EIGHT_MBIT, queue_bytes=None, queue_packets=7),
+        "codel": replace(EIGHT_MBIT, codel=CoDel(target_s=0.001, interval_s=0.002)),
+    }
+    lost: list[int] = []
+
+    class Followed(LinkModel[int]):
+        def lost_later(self, packet: int, now_s: float) -> None:
+            lost.append(packet)
+
+    model = Followed(EIGHT_MBIT, random.Random(seed))  # noqa: S311 - physics, not secrets
+    now_s, accepted, got, waiting_bytes = 0.0, [], [], 0
+    for number, (gap_s, size) in enumerate(offers):
+        now_s += gap_s
+        if model.offer(now_s, size, number) is None:
+            accepted.append(number)
+            waiting_bytes += size
+        if number % 5 == 2:
+            model.change(in_force[kinds[number // 5 % len(kinds)]], now_s)
+        got.extend(model.due(now_s))
+        assert 0 <= model.queued_bytes(now_s) <= waiting_bytes + 2 * 1504
+    got.extend(packet for _, packet in arrivals(model))
+
+    assert got == [number for number in accepted if number not in lost]
+    assert model.queued_bytes(now_s + 1e6) == 0
+    assert model.counters(now_s).packets == len(got)
+
+
+# --- what chance does -------------------------------------------------------------------------------------------------
+
+
+def test_a_duplicated_packet_arrives_twice_and_takes_the_line_once() -> None:
+    model = link(replace(EIGHT_MBIT, duplicate=1.0))
+    model.offer(0.0, 1000, 0)
+    model.offer(0.0, 1000, 1)
+
+    assert arrivals(model) == [(pytest.approx(at_s), number) for at_s, number in ((0.011, 0),) * 2 + ((0.012, 1),) * 2]
+    assert model.counters(1.0).packets == 2
+
+
+def test_where_copies_are_not_wanted_a_duplicated_packet_arrives_once() -> None:
+    model = LinkModel[int](replace(EIGHT_MBIT, duplicate=1.0), random.Random(1), copies=False)  # noqa: S311
+    model.offer(0.0, 1000, 0)
+
+    assert [number for _, number in arrivals(model)] == [0]
+
+
+def test_a_corrupted_packet_arrives_spoiled_where_bits_can_be_flipped_and_is_dropped_where_they_cannot() -> None:
+    corrupting = replace(EIGHT_MBIT, corrupt=0.25, queue_bytes=10**9)
+    spoiling = LinkModel[int](corrupting, random.Random(1), spoil=lambda packet, _: -packet)  # noqa: S311
+    dropping = link(corrupting)
+    for number in range(1, 10_001):
+        spoiling.offer(0.0, 1000, number)
+        dropping.offer(0.0, 1000, number)
+    spoiled = [number for _, number in arrivals(spoiling)]
+    whole = [number for _, number in arrivals(dropping)]
+
+    assert [abs(number) for number in spoiled] == list(range(1, 10_001))
+    assert sum(number < 0 for number in spoiled) / 10_000 == pytest.approx(0.25, abs=0.02)
+    assert whole == [number for number in spoiled if number > 0]
+    assert dropping.counters(0.0).dropped["corrupt"] == 10_000 - len(whole)
+
+
+def test_packets_overtake_each_other_only_where_that_is_asked_for() -> None:
+    jittery = replace(EIGHT_MBIT, jitter_s=0.004, queue_bytes=10**9)
+    orders = []
+    for direction in (jittery, replace(jittery, reorder=True)):
+        model = link(direction)
+        for number in range(500):
+            model.offer(0.0, 1000, number)
+        got = arrivals(model)
+        assert [at_s for at_s, _ in got] == sorted(at_s for at_s, _ in got)
+        orders.append([number for _, number in got])
+
+    kept, free = orders
+    assert kept == list(range(500))
+    assert free != kept
+    assert sorted(free) == kept
+
+
+def test_a_change_of_a_link_that_reorders_loses_nothing() -> None:
+    model = link(replace(EIGHT_MBIT, jitter_s=0.004, reorder=True))
+    for number in range(10):
+        model.offer(0.0, 1000, number)
+    model.change(replace(EIGHT_MBIT, rate_bps=4e6), 0.0035)
+    got = arrivals(model)
+
+    assert sorted(number for _, number in got) == list(range(10))
+    # What was not on the cable yet follows in order, behind nothing that jitter had only planned for it.
+    assert [number for _, number in got if number >= 4] == list(range(4, 10))
+
+
+def test_rewinding_repeats_the_fates_of_the_packets_and_the_recording() -> None:
+    direction = recorded(
+        Steps(name="t", ends_s=(0.2, 0.5), values=(8e6, 2e6)),
+        jitter_s=0.001,
+        loss=0.1,
+        burst_loss=GilbertElliott(worsens=0.05, recovers=0.3),
+        duplicate=0.1,
+    )
+    model = link(direction)
+
+    def fates(begin_s: float, seed: str) -> list[tuple[float, int]]:
+        model.rewind(seed, begin_s)
+        for number in range(300):
+            model.offer(begin_s + number * 0.002, 1000, number)
+        return [(round(at_s - begin_s, 6), number) for at_s, number in arrivals(model)]
+
+    first = fates(0.0, "run 1")
+    assert fates(64.0, "run 1") == first
+    assert fates(128.0, "run 2") != first
+
+
+def test_a_link_loses_in_bursts_of_the_configured_length() -> None:
+    bursts = GilbertElliott(worsens=0.02, recovers=0.25)
+    model = link(replace(EIGHT_MBIT, burst_loss=bursts, queue_bytes=10**9))
+    lost = [model.offer(0.0, 100, number) is Drop.LOSS for number in range(50_000)]
+    lengths = [sum(1 for _ in group) for is_lost, group in itertools.groupby(lost) if is_lost]
+
+    assert statistics.mean(lost) == pytest.approx(bursts.mean_loss, rel=0.1)
+    assert statistics.mean(lengths) == pytest.approx(4.0, rel=0.1)
+    assert model.counters(0.0).dropped["loss"] == sum(lost)

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from testbed import load, topology
 from testbed.errors import TestbedError
+from testbed.impairments import CoDel, Distribution, GilbertElliott, Opportunities, Steps
 from testbed.load import TopologyError, load_topology, parse_topology
-from testbed.loading import build
+from testbed.loading import build, changes, linkformat, recordings
 from testbed.loading.document import MAX_FILE_BYTES
 from testbed.topology import Device, Direction, Link
+from testbed.traces.mahimahi import read_mahimahi
 
 ROOT = Path(__file__).parents[2]
 WRONG = ROOT / "tests/golden/topology"
@@ -31,6 +33,8 @@ nodes:
   s1: {{device: small}}
   s2: {{device: small, users: 3, metro: here}}
 """
+
+CHAIN = "{between: [s1, s2]}, {between: [s2, s3]}"
 
 
 def with_link(link: str, defaults: str = "{}") -> Link:
@@ -123,6 +127,129 @@ def test_defaults_hold_where_a_link_says_nothing_and_reverse_starts_from_the_lin
 
     assert link.forward == Direction(rate_bps=1e9, delay_s=0.007, loss=0.01)
     assert link.backward == Direction(rate_bps=1e9, delay_s=0.007, loss=0.01, jitter_s=0.001)
+
+
+def test_every_impairment_is_read_in_si_units() -> None:
+    link = with_link(
+        "{between: [s1, s2], rate: 1 Gbit/s, delay: 5 ms, jitter: 1 ms, reorder: true, loss: 2 %, duplicate: 0.5 %,"
+        " corrupt: 0.001, bursts: {worsens: 1 %, recovers: 20 %, loss_bad: 50 %, loss_good: 0.1 %},"
+        " queue: 2000 packets, codel: {target: 10 ms}}"
+    )
+
+    assert link.forward == Direction(
+        rate_bps=1e9,
+        delay_s=0.005,
+        jitter_s=0.001,
+        reorder=True,
+        loss=0.02,
+        burst_loss=GilbertElliott(worsens=0.01, recovers=0.2, loss_bad=0.5, loss_good=0.001),
+        duplicate=0.005,
+        corrupt=0.001,
+        queue_packets=2000,
+        codel=CoDel(target_s=0.010, interval_s=0.100),
+    )
+    assert link.backward == link.forward
+
+
+def test_what_a_default_asks_for_can_be_taken_back_key_by_key(tmp_path: Path) -> None:
+    (tmp_path / "flat.dist").write_text("-8192 8192\n")
+    text = f"""{HEAD}
+defaults:
+  link: {{rate: 1 Gbit/s, delay: 5 ms, jitter: 1 ms, jitter_table: flat.dist, queue: 2000 packets, codel: true,
+         bursts: {{worsens: 1 %, recovers: 20 %}}}}
+links:
+  - between: [s1, s2]
+    reverse: {{jitter_table: false, bursts: false, codel: false, queue: auto}}
+"""
+    link = parse_topology(text, directory=tmp_path).links[0]
+
+    assert link.forward == Direction(
+        rate_bps=1e9,
+        delay_s=0.005,
+        jitter_s=0.001,
+        jitter_shape=Distribution(name="flat", table=(-8192, 8192)),
+        queue_packets=2000,
+        codel=CoDel(),
+        burst_loss=GilbertElliott(worsens=0.01, recovers=0.2),
+    )
+    assert link.backward == Direction(rate_bps=1e9, delay_s=0.005, jitter_s=0.001)
+
+
+def test_a_limit_in_bytes_replaces_one_in_packets_and_the_other_way_round() -> None:
+    one = with_link("{between: [s1, s2], queue: 64 KiB}", "{rate: 1 Gbit/s, delay: 1 ms, queue: 9 packets}").forward
+    other = with_link("{between: [s1, s2], queue: 9 packets}", "{rate: 1 Gbit/s, delay: 1 ms, queue: 64 KiB}").forward
+
+    assert (one.queue_bytes, one.queue_packets) == (65536, None)
+    assert (other.queue_bytes, other.queue_packets) == (None, 9)
+
+
+def test_recordings_are_found_beside_the_topology_and_their_mean_is_what_paths_see(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces/up").write_text("1\n2\n")
+    (tmp_path / "traces/down").write_text("0 0\n1 10\n3 40\n")
+    (tmp_path / "traces/ping").write_text("s,rtt\n0,40\n1,-\n2,80\n")
+    (tmp_path / "lab.yaml").write_text(
+        HEAD
+        + """links:
+  - between: [s1, s2]
+    rate: {trace: traces/down, format: steps}
+    delay: {trace: traces/ping, format: csv, time: s, time_unit: s, value: rtt, unit: ms, round_trip: true,
+            missing: hold}
+    reverse: {rate: {trace: traces/up, format: mahimahi}}
+"""
+    )
+    link = load_topology(tmp_path / "lab.yaml").links[0]
+
+    assert link.forward.rate_trace == Steps(name="down", ends_s=(1.0, 3.0), values=(10e6, 40e6))
+    assert link.forward.delay_trace == Steps(name="ping", ends_s=(1.0, 2.0, 3.0), values=(0.020, 0.020, 0.040))
+    assert (link.forward.rate_bps, link.forward.delay_s) == (30e6, pytest.approx(0.080 / 3))
+    assert link.backward.opportunities == Opportunities(name="up", at_s=(0.001, 0.002))
+    assert (link.backward.rate_bps, link.backward.rate_trace) == (8 * 1504 * 1000, None)
+    assert link.backward.delay_trace == link.forward.delay_trace
+
+
+def test_a_constant_replaces_a_recorded_default(tmp_path: Path) -> None:
+    (tmp_path / "up").write_text("1\n")
+    defaults = "defaults: {link: {delay: 1 ms, rate: {trace: up, format: mahimahi}}}"
+    text = f"{HEAD}{defaults}\nlinks: [{{between: [s1, s2], reverse: {{rate: 1 Gbit/s}}}}]\n"
+    link = parse_topology(text, directory=tmp_path).links[0]
+
+    assert link.forward.opportunities is not None
+    assert link.backward == Direction(rate_bps=1e9, delay_s=0.001)
+
+
+def test_a_file_that_many_links_follow_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "up").write_text("1\n")
+    read: list[Path] = []
+
+    def counted(path: Path) -> Opportunities:
+        read.append(path)
+        return read_mahimahi(path)
+
+    monkeypatch.setattr(recordings, "read_mahimahi", counted)
+    rate = "rate: {trace: up, format: mahimahi}"
+    links = f"links: [{{between: [s1, s2], {rate}, delay: 1 ms, reverse: {{{rate}}}}}]\n"
+    link = parse_topology(HEAD + links, directory=tmp_path).links[0]
+
+    assert len(read) == 1
+    assert link.forward.opportunities is link.backward.opportunities
+
+
+def test_a_key_that_only_some_links_can_use_is_no_mistake_under_the_defaults() -> None:
+    defaults = "{rate: 1 Gbit/s, delay: 5 ms, jitter: 1 ms, reorder: true, codel: true}"
+
+    assert with_link("{between: [s1, s2], reverse: {jitter: 0}}", defaults).backward.jitter_s == 0
+    assert messages(f"{HEAD}defaults: {{link: {defaults}}}\nlinks: [{{between: [s1, s2], jitter: 0}}]\n") == [
+        "no effect without 'jitter'; write 'jitter: 1 ms' beside it, or leave it out"
+    ]
+
+
+def test_a_server_may_be_limited_to_a_part_of_this_machine() -> None:
+    text = f"{HEAD}  s3: {{device: small, cpus: 0.5, ram: 512 MiB}}\n"
+    net = parse_topology(f"{text}defaults: {{link: {{rate: 1 Gbit/s, delay: 1 ms}}}}\nlinks: [{CHAIN}]\n")
+
+    assert (net.node("s3").cpus, net.node("s3").ram_bytes) == (0.5, 512 * 2**20)
+    assert (net.node("s1").cpus, net.node("s1").ram_bytes) == (None, None)
 
 
 def test_one_server_alone_is_a_network() -> None:
@@ -272,6 +399,8 @@ def test_a_damaged_file_is_refused_or_read_and_never_breaks_the_loader(seed: int
 def test_the_examples_of_the_modules_hold() -> None:
     assert doctest.testmod(load).failed == 0
     assert doctest.testmod(topology).failed == 0
+    assert doctest.testmod(changes).failed == 0
+    assert doctest.testmod(linkformat).failed == 0
 
 
 def test_a_named_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:

@@ -15,21 +15,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from testbed import schema, units
+from testbed.loading import linkformat
 from testbed.loading.document import compose
-from testbed.loading.fileformat import DEVICE_KEYS, DIRECTION_KEYS, TOPOLOGY
+from testbed.loading.fileformat import DEVICE_KEYS, TOPOLOGY
 from testbed.loading.kinds import Quantity
 from testbed.loading.problems import Report
-from testbed.loading.sections import Key
+from testbed.loading.sections import Key, Table
 from testbed.schema import schema_text, topology_schema
 
 ROOT = Path(__file__).parents[2]
-QUANTITY_KEYS = [*DEVICE_KEYS, *DIRECTION_KEYS]
+RATE_AND_DELAY = [Key("rate", linkformat.RATE_VALUE, "alone"), Key("delay", linkformat.DELAY_VALUE, "alone")]
+QUEUE_ALONE = Key("queue", linkformat.QUEUE.kind.kind, "alone")  # type: ignore[attr-defined]
+QUANTITY_KEYS = [
+    *(key for key in (*DEVICE_KEYS, *linkformat.DIRECTION_KEYS) if isinstance(key.kind, Quantity)),
+    *RATE_AND_DELAY,
+    QUEUE_ALONE,
+]
 EVERY_UNIT = sorted(
     {unit for key in QUANTITY_KEYS for unit in key.kind.dimension.units} | {"mbps", "m", "Kb", "µ", "m s"}
 )
 TYPES = {"object": dict, "array": list, "string": str, "number": (int, float), "boolean": bool}
 #: Words of JSON Schema that only inform.
 SILENT = {"$schema", "title", "description", "examples"}
+
+
+def linkformat_schema() -> dict[str, Any]:
+    return Table(linkformat.DIRECTION_KEYS).schema()
 
 
 def violations(value: Any, rules: dict[str, Any], at: str = "") -> Iterator[str]:
@@ -39,7 +50,7 @@ def violations(value: Any, rules: dict[str, Any], at: str = "") -> Iterator[str]
             case "type":
                 good = isinstance(value, TYPES[rule]) and not (rule == "number" and isinstance(value, bool))
             case "const":
-                good = value == rule and not isinstance(value, bool)
+                good = value == rule and isinstance(value, bool) == isinstance(rule, bool)
             case "enum":
                 good = value in rule
             case "anyOf":
@@ -91,6 +102,10 @@ def test_the_schema_takes_every_topology_that_the_loader_takes(file: Path) -> No
     [
         "ambiguous_delay",
         "ambiguous_rate",
+        "bursts_and_codel",
+        "queue_in_packets",
+        "trace_keys",
+        "words_of_other_tools",
         "bad_node_names",
         "defaults_are_checked",
         "delay_without_unit",
@@ -116,6 +131,42 @@ def test_the_schema_refuses_wrong_shapes_keys_and_units_as_the_loader_does(mista
     text = (ROOT / f"tests/golden/topology/{mistake}.yaml").read_text("utf-8")
 
     assert list(violations(yaml.safe_load(text), topology_schema())) != []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "jitter: 1 ms, jitter_table: t.dist, reorder: true, duplicate: 1 %, corrupt: 0.001",
+        "jitter_table: false, bursts: false, codel: false, queue: auto",
+        "bursts: {worsens: 1 %, recovers: 20 %, loss_bad: 50 %, loss_good: 0}, queue: 100 packets",
+        "codel: {target: 10 ms, interval: 200 ms}, queue: 64 KiB",
+        "rate: {trace: t, format: mahimahi}, delay: {trace: t, format: steps, unit: ms, round_trip: true}",
+        "rate: {trace: t, format: steps}, delay: {trace: t, format: csv, every: 1 s, value: a, unit: ms}",
+        "rate: {trace: t, format: csv, time: a, time_unit: ms, value: b, unit: kbit/s, missing: hold}",
+    ],
+)
+def test_the_schema_takes_every_key_of_a_link(values: str) -> None:
+    assert list(violations(yaml.safe_load(f"{{{values}}}"), linkformat_schema())) == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "jitter_table: true",
+        "bursts: {worsens: 1 %}",
+        "queue: none",
+        "queue: 100 pkts",
+        "codel: {limit: 3}",
+        "rate: {trace: t}",
+        "rate: {trace: t, format: mahimahi, unit: Mbit/s}",
+        "rate: {trace: t, format: csv, value: b, unit: kbit/s}",
+        "rate: {trace: t, format: steps, unit: Mbps}",
+        "delay: {trace: t, format: mahimahi}",
+        "delay: {trace: t, format: steps}",
+    ],
+)
+def test_the_schema_refuses_wrong_values_of_a_link(values: str) -> None:
+    assert list(violations(yaml.safe_load(f"{{{values}}}"), linkformat_schema())) != []
 
 
 @pytest.mark.parametrize("key", QUANTITY_KEYS, ids=lambda key: key.name)

@@ -9,11 +9,27 @@ import pytest
 
 from testbed import units
 from testbed.load import parse_topology
+from testbed.loading.changes import changed
 from testbed.loading.fileformat import DEVICE_KEYS, LINK, NODE, TOPOLOGY
+from testbed.loading.linkformat import (
+    DELAY_TRACES,
+    INTERVAL,
+    LOSS_BAD,
+    LOSS_GOOD,
+    RATE_TRACES,
+    RECOVERS,
+    TARGET,
+    WORSENS,
+)
 from testbed.paths import Paths
-from testbed.topology import Topology
+from testbed.topology import Direction, Topology
 
-DOC = (Path(__file__).parents[2] / "docs/topology-files.md").read_text("utf-8")
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs/topology-files.md").read_text("utf-8")
+TRACES = (ROOT / "docs/traces.md").read_text("utf-8")
+
+
+BURST_KEYS = (WORSENS, RECOVERS, LOSS_BAD, LOSS_GOOD)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +39,9 @@ def example() -> Topology:
     return parse_topology(match[1], "docs/topology-files.md")
 
 
-def table_after(text: str) -> list[list[str]]:
+def table_after(text: str, doc: str = DOC) -> list[list[str]]:
     """The cells of the first Markdown table after ``text``, without its head."""
-    lines = DOC[DOC.index(text) :].splitlines()
+    lines = doc[doc.index(text) :].splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("|"))
     body = lines[start + 2 :]
     end = next((number for number, line in enumerate(body) if not line.startswith("|")), len(body))
@@ -48,6 +64,8 @@ def test_the_example_means_what_the_text_below_it_says(example: Topology) -> Non
         ("A device (the", DEVICE_KEYS),
         ("A node is a server", NODE.keys),
         ("A link:", LINK.keys),
+        ("Bursts (", BURST_KEYS),
+        ("CoDel's times", (TARGET, INTERVAL)),
     ],
 )
 def test_every_key_of_the_format_is_documented_and_no_other(heading: str, keys: tuple[object, ...]) -> None:
@@ -78,3 +96,39 @@ def test_the_ambiguous_texts_are_refused_with_the_documented_choice(row: list[st
         parse(text)
 
     assert str(caught.value) == f"'{text}' is ambiguous: write '{readings[0]}' or '{readings[1]}'"
+
+
+def test_every_key_of_a_recording_is_documented_and_no_other() -> None:
+    tables = [*RATE_TRACES.tables.values(), *DELAY_TRACES.tables.values()]
+
+    assert {row[0].strip("`") for row in table_after("## Formats", TRACES)} == {
+        key.name for table in tables for key in table.keys
+    }
+
+
+def test_the_example_of_recordings_loads_beside_the_files_that_come_with_the_testbed() -> None:
+    match = re.search(r"```yaml\n(.*?)```", TRACES, re.DOTALL)
+    assert match is not None
+    link = parse_topology(match[1], "docs/traces.md", directory=ROOT / "topologies").links[0]
+
+    assert link.forward.rate_trace is not None
+    assert link.forward.delay_trace is not None
+    assert link.forward.jitter_shape is not None
+    assert link.backward.opportunities is not None
+
+
+def test_the_bursts_of_the_text_lose_what_it_says() -> None:
+    assert "`{worsens: 1 %, recovers: 20 %}` loses 4.8 % of the packets, five in a row" in DOC
+    bursts = changed(Direction(rate_bps=1e9, delay_s=0.005), ["bursts=worsens:1%,recovers:20%"], ROOT).burst_loss
+    assert bursts is not None
+    assert (round(bursts.mean_loss, 3), bursts.mean_burst_packets) == (0.048, 5)
+
+
+def test_the_changes_of_the_text_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "lte.down").write_text("1\n")
+    lines = [line.partition("#")[0].split() for line in DOC.splitlines() if line.startswith("    testbed set ")]
+    assert len(lines) >= 3
+    for words in lines:
+        direction = Direction(rate_bps=1e7, delay_s=0.005)
+        changes = [word for word in words if "=" in word]
+        assert changed(direction, changes, tmp_path) != direction or "bursts=false" in changes
