@@ -3,6 +3,7 @@
 TOPOLOGY ?= topologies/edge10.yaml
 SCENARIO ?= link_congestion
 NAME     ?=
+BACKEND  ?= netns
 PYTHON   ?= python3
 ARGS     ?=
 
@@ -13,7 +14,7 @@ INSTALLED := .venv/.installed
 TESTABLE  := .venv/.testable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo testbed up status verify run plots agreement sweep down list plan check lint types test fast-test benchmarks clean
+.PHONY: help demo testbed up status verify graph run plots agreement sweep down list plan check lint types test test-vm fast-test benchmarks clean
 
 ##@ All in one
 
@@ -28,16 +29,20 @@ demo: testbed ## a scenario under the four main frameworks, and figures: on pack
 
 ##@ Step by step
 
-testbed: $(INSTALLED) ## the virtual environment with everything the testbed needs
+testbed: $(INSTALLED) ## the virtual environment with everything the testbed needs, and the image of containers where an engine runs
+	@$(BIN)/python -m testbed.images --if-possible --quiet
 
-up: testbed ## servers and links of TOPOLOGY (default topologies/edge10.yaml), as root
-	@$(BIN)/testbed up $(TOPOLOGY) $(NAMED)
+up: testbed ## servers and links of TOPOLOGY (default topologies/edge10.yaml) on BACKEND netns, docker or mininet; as root
+	@$(BIN)/testbed up $(TOPOLOGY) --backend $(BACKEND) $(NAMED)
 
 status: testbed ## what is up, and whether it is as the file says
 	@$(BIN)/testbed status $(NAMED)
 
 verify: testbed ## measure every link against the file
 	@$(BIN)/testbed verify $(NAMED)
+
+graph: testbed ## draw TOPOLOGY as topology.svg
+	@$(BIN)/testbed graph $(TOPOLOGY) -o topology.svg --force
 
 run: testbed ## play SCENARIO (default link_congestion) under the main frameworks; others by ARGS
 	@$(BIN)/python scenarios/$(SCENARIO).py $(if $(NAME),--testbed $(NAME)) $(ARGS)
@@ -78,7 +83,11 @@ fast-test: $(TESTABLE)
 	@$(BIN)/pytest tests/unit tests/golden tests/system -m "not slow and not root"
 
 test: $(TESTABLE) ## install what the tests need and run all that this machine can run
+	@$(BIN)/python -m testbed.images --if-possible
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pytest
+
+test-vm: $(TESTABLE) ## the tests of links that the kernel shapes, in a virtual machine whose kernel can (downloads one once)
+	@tests/vm/run
 
 benchmarks: $(TESTABLE) ## print the figures that the README states (some minutes; as root)
 	@for file in benchmarks/bringup.py benchmarks/relay.py benchmarks/routing_model.py benchmarks/simulated_links.py benchmarks/simulation.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
@@ -90,7 +99,7 @@ help:
 	@awk 'BEGIN {FS = ":.*## "} \
 	/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "Variables: TOPOLOGY SCENARIO NAME ARGS, e.g. make run SCENARIO=steady_load ARGS='--rate 20'"
+	@echo; echo "Variables: TOPOLOGY BACKEND SCENARIO NAME ARGS, e.g. make run SCENARIO=steady_load ARGS='--rate 20'"
 
 # Debian ships Python without ensurepip; say what to type, or, as root, type it.
 $(INSTALLED): pyproject.toml
