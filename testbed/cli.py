@@ -21,7 +21,7 @@ import typer
 
 from testbed import capabilities, describe, load, schema, units
 from testbed import generate as generator
-from testbed.commands import capturing, importing, looking, measuring, nodes, setting
+from testbed.commands import capturing, drawing, importing, looking, measuring, nodes, setting
 from testbed.commands.common import BROKEN, Name, console, new_file, say
 from testbed.errors import TestbedError
 from testbed.ledger import all_names
@@ -99,6 +99,7 @@ app.command()(nodes.shell)
 app.command()(nodes.logs)
 app.command()(nodes.restart)
 app.command()(capturing.capture)
+app.command()(drawing.graph)
 app.command("import")(importing.import_file)
 
 
@@ -144,10 +145,18 @@ def doctor(
         if not each.available:
             console.print(f"    {each.remedy}", highlight=False, soft_wrap=True)
     if not quiet:
-        found = "netns, links: relay" if not missing else "sim (virtual time): packets cannot be emulated here"
-        console.print(f"backend: {found}", highlight=False)
+        say(_possible(missing))
     if missing:
         raise typer.Exit(BROKEN)
+
+
+def _possible(missing: list[capabilities.Capability]) -> str:
+    """What one can bring up here."""
+    if missing:
+        return "backend: sim (virtual time): packets cannot be emulated here"
+    others = [each.name for each in (capabilities.docker(), capabilities.mininet()) if each.available]
+    engines = "the kernel (netem) where it can, else the relay" if capabilities.netem().available else "the relay"
+    return f"backend: netns (default){''.join(f', {name}' for name in others)}; links: {engines}"
 
 
 def main() -> None:

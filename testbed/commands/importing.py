@@ -30,7 +30,12 @@ MAX_ROUTE_FACTOR = 100.0
 
 def import_file(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="GraphML, GML, JSON, XML, YAML or CSV; .gz and .xz too.")
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="GraphML, GML, JSON, XML, YAML or CSV; .gz and .xz too.  A Mininet script (FILE.py or FILE.py:NAME) is "
+            "run, with your rights, to read its Topo.",
+        ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write this file instead of printing.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
@@ -61,7 +66,7 @@ def import_file(
     ] = "",
     repeated: Annotated[Repeated | None, typer.Option(help="Of several round trips of one pair.")] = None,
 ) -> None:
-    """Turn somebody else's network (Topology Zoo, containerlab, Kollaps, Shadow, round trips) into a topology file."""
+    """Turn somebody else's network (Topology Zoo, containerlab, Kollaps, Shadow, Mininet, round trips) into a topology file."""
     choices = Choices(
         servers=servers,
         device=device,

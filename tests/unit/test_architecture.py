@@ -16,7 +16,7 @@ ALLOWED: dict[str, set[str]] = {
     "agents": {"agents"} | VALUES,
     "scenarios": {"scenarios"} | VALUES,
     "orchestration": {"orchestration", "agents", "scenarios", "testbed"},
-    "analysis": {"analysis", "testbed.errors", "testbed.units", "testbed.topology"},
+    "analysis": {"analysis", "testbed.drawing", "testbed.errors", "testbed.units", "testbed.topology"},
 }
 OURS = {*ALLOWED, "orchestrator"}
 
