@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from agents.clock import Clock
@@ -302,14 +302,17 @@ class Player:
 def changed(direction: Direction, change: LinkChange) -> Direction:
     """The topology's values with those of the change in their place; all of the topology's when it restores.
 
-    The queue keeps its size in bytes: a congested link does not get other buffers.
+    The queue keeps its size: a congested link does not get other buffers.  A rate or delay that is set takes the place of
+    a recording.
     """
     if change.restore:
         return direction
-    return Direction(
-        rate_bps=change.rate_bps if change.rate_bps is not None else direction.rate_bps,
-        delay_s=change.delay_s if change.delay_s is not None else direction.delay_s,
-        jitter_s=direction.jitter_s,
-        loss=change.loss if change.loss is not None else direction.loss,
-        queue_bytes=direction.effective_queue_bytes,
-    )
+    by_packets = direction.queue_bytes is None and direction.queue_packets is not None
+    wanted = replace(direction, queue_bytes=None if by_packets else direction.effective_queue_bytes)
+    if change.rate_bps is not None:
+        wanted = replace(wanted, rate_bps=change.rate_bps, rate_trace=None, opportunities=None)
+    if change.delay_s is not None:
+        wanted = replace(wanted, delay_s=change.delay_s, delay_trace=None)
+    if change.loss is not None:
+        wanted = replace(wanted, loss=change.loss)
+    return wanted
