@@ -6,31 +6,24 @@ Functions from records to a Figure, like ``figures``; each docstring is the ques
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import cos, log10, pi, sin
 
 import matplotlib as mpl
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Circle
 
 from analysis import style
 from analysis.events import SAME_TIME_S, Span, end_s, hit_links, spans
 from analysis.figures import legend_below, plain_log, wide
 from analysis.load import Comparison, Run
 from analysis.metrics import device_busy
-from analysis.text import quantity
-from testbed.topology import Link, Topology
+from testbed.drawing.picture import picture
+from testbed.drawing.view import View
+from testbed.topology import Topology
 
 MEDIAN_REQUESTS = 25  # length of the rolling median at most
-TURN = 0.4  # radians by which a metro is turned, so that no three nodes stand in one line
 NAMED_LINKS = 6  # rate lines that get a name of their own
-
-Point = tuple[float, float]
 
 
 def time_line(comparison: Comparison) -> Figure:
@@ -111,44 +104,8 @@ def busy_heat_map(comparison: Comparison) -> Figure:
 
 
 def topology_picture(topology: Topology) -> Figure:
-    """Who is near whom?  Metros are grouped, thick links are fast, dark links are far.
-
-    A link shows the slower of its two rates and the mean of its two one-way delays.
-    """
-    figure = style.figure(6.2)
-    axes = figure.subplots()
-    places, groups = _places(topology)
-    for metro, (center, radius) in groups.items():
-        axes.add_patch(Circle(center, radius, facecolor=style.GROUP, edgecolor="none", zorder=0))
-        outward = _unit(center)
-        spot = (center[0] + outward[0] * (radius + 0.11), center[1] + outward[1] * (radius + 0.11))
-        axes.text(*spot, metro, ha="center", va="center", fontweight="bold", color=style.MUTED)
-    delays = [1e3 * _delay_s(link) for link in topology.links]
-    norm = Normalize(0, max(delays, default=1) or 1)
-    colors = mpl.colormaps[style.DELAY_MAP]
-    rates = [_rate_bps(link) for link in topology.links]
-    for link, delay, rate in sorted(
-        zip(topology.links, delays, rates, strict=True), key=lambda entry: -entry[1]
-    ):  # near links on top: they are short and would vanish under the others
-        (x0, y0), (x1, y1) = places[link.a], places[link.b]
-        axes.plot((x0, x1), (y0, y1), color=colors(norm(delay)), linewidth=_width(rate, rates), zorder=1, alpha=0.9)
-    for node in topology.nodes:
-        x, y = places[node.name]
-        shape = "o" if node.kind == "server" else "s"
-        axes.plot(x, y, marker=shape, markersize=19, color=style.NODE, markeredgecolor=style.INK, zorder=3)
-        axes.text(x, y, node.name, ha="center", va="center", fontsize=8 if len(node.name) < 4 else 5.5, zorder=4)
-    axes.set_aspect("equal")
-    axes.margins(0.08)
-    axes.axis("off")
-    scale = ScalarMappable(norm=norm, cmap=colors)
-    figure.colorbar(scale, ax=axes, label="one-way delay (ms)", shrink=0.6, pad=0.02)
-    if rates:
-        samples = sorted({min(rates), float(np.median(rates)), max(rates)})
-        handles = [Line2D([], [], color=style.MUTED, linewidth=_width(rate, rates)) for rate in samples]
-        labels = [quantity(rate, "bit/s") for rate in samples]
-        title = f"link rate (n = {len(rates)} links)"
-        figure.legend(handles, labels, title=title, loc="outside lower center", ncols=len(samples))
-    return figure
+    """Who is near whom?  Metros are grouped, thick links are fast, dark links are far."""
+    return picture(View(topology=topology), width_in=style.WIDTH_IN)
 
 
 def _shade(axes: Axes, span: Span) -> None:
@@ -211,42 +168,3 @@ def _rate_steps(run: Run, link: str) -> tuple[list[float], list[float]]:
         rates.append(rate)
         before = t
     return at, rates
-
-
-def _places(topology: Topology) -> tuple[dict[str, Point], dict[str, tuple[Point, float]]]:
-    """Nodes on a small circle for each metro, metros on a large one."""
-    members: dict[str, list[str]] = {}
-    for node in topology.nodes:
-        members.setdefault(node.metro or "", []).append(node.name)
-    places: dict[str, Point] = {}
-    groups: dict[str, tuple[Point, float]] = {}
-    for index, (metro, names) in enumerate(members.items()):
-        angle = pi / 2 - 2 * pi * index / len(members)
-        center = (0.0, 0.0) if len(members) == 1 else (cos(angle), sin(angle))
-        around = 0.38 if 1 < len(members) <= 4 else 0.9 if len(members) == 1 else 0.9 * sin(pi / len(members)) * 0.7
-        for place, name in enumerate(names):
-            turn = angle + pi + TURN + 2 * pi * (place + 0.5) / len(names)
-            reach = around if len(names) > 1 else 0.0
-            places[name] = (center[0] + reach * cos(turn), center[1] + reach * sin(turn))
-        if metro:
-            groups[metro] = (center, around + 0.14)
-    return places, groups
-
-
-def _unit(point: Point) -> Point:
-    length = (point[0] ** 2 + point[1] ** 2) ** 0.5
-    return (0.0, 1.0) if length == 0 else (point[0] / length, point[1] / length)
-
-
-def _rate_bps(link: Link) -> float:
-    return min(link.forward.rate_bps, link.backward.rate_bps)
-
-
-def _delay_s(link: Link) -> float:
-    return (link.forward.delay_s + link.backward.delay_s) / 2
-
-
-def _width(rate_bps: float, rates: Sequence[float]) -> float:
-    """Line width in points, by the logarithm of the rate between the slowest and the fastest link."""
-    low, high = log10(min(rates)), log10(max(rates))
-    return 0.8 + 4.2 * ((log10(rate_bps) - low) / (high - low) if high > low else 0.5)

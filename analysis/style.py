@@ -71,10 +71,7 @@ MUTED = "#666666"
 GRID = "#DDDDDD"
 SPAN = "#F3D9D9"
 LIMIT = "#AA3344"  # objectives and budgets
-NODE = "#FFFFFF"
-GROUP = "#F2F2F2"
 HEAT_MAP = "Blues"
-DELAY_MAP = "cividis_r"
 LINK_COLORS = ("#222222", "#AA3344", "#4477AA", "#8A8A00", "#882255", "#117733")
 
 WIDTH_IN = 8.0

@@ -302,8 +302,8 @@ class Player:
 def changed(direction: Direction, change: LinkChange) -> Direction:
     """The topology's values with those of the change in their place; all of the topology's when it restores.
 
-    The queue keeps its size: a congested link does not get other buffers.  A rate or delay that is set takes the place of
-    a recording.
+    The queue keeps its size: a congested link does not get other buffers.  A rate or delay that is set takes the place
+    of a recording.
     """
     if change.restore:
         return direction

@@ -33,7 +33,7 @@ def import_file(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="GraphML, GML, JSON, XML, YAML or CSV; .gz and .xz too.  A Mininet script (FILE.py or FILE.py:NAME) is "
+            help="GraphML, GML, JSON, XML, YAML or CSV; .gz and .xz too.  A Mininet script (FILE.py, FILE.py:NAME) is "
             "run, with your rights, to read its Topo.",
         ),
     ],
@@ -66,7 +66,7 @@ def import_file(
     ] = "",
     repeated: Annotated[Repeated | None, typer.Option(help="Of several round trips of one pair.")] = None,
 ) -> None:
-    """Turn somebody else's network (Topology Zoo, containerlab, Kollaps, Shadow, Mininet, round trips) into a topology file."""
+    """Turn another tool's network (Topology Zoo, containerlab, Kollaps, Shadow, Mininet, RTTs) into a topology file."""
     choices = Choices(
         servers=servers,
         device=device,

@@ -9,5 +9,6 @@ up.  ``pipeline`` puts the steps together and makes sure that what it returns lo
     graphml, gml, nodelink   text -> attributes of nodes and edges (``attributes.Attributed``)
     zoo, shadow              what the attributes mean: Internet Topology Zoo and its like, Shadow
     containerlab, kollaps    text -> Graph
+    mininet                  a Mininet script, which is run -> Graph
     rtt                      tables of round trips (CSV, JSON, Markdown) -> Graph
 """

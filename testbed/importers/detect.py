@@ -22,7 +22,7 @@ from testbed.importers.shadow import is_shadow, read_shadow
 from testbed.importers.xmltree import parse, root_tag
 from testbed.importers.zoo import read_zoo
 
-Form = Literal["graphml", "gml", "nodelink", "containerlab", "kollaps", "rtt"]
+Form = Literal["graphml", "gml", "nodelink", "containerlab", "kollaps", "rtt", "mininet"]
 FORMATS: tuple[Form, ...] = get_args(Form)
 
 _ROOTS: dict[str, Form] = {"graphml": "graphml", "experiment": "kollaps"}
@@ -166,6 +166,11 @@ def _rtt(data: bytes, filename: str, options: RttOptions) -> Graph:
     return read_rtt_text(text, filename, options)
 
 
+def _mininet(_: bytes, filename: str, __: RttOptions) -> Graph:
+    # Bytes alone are never run: ``pipeline`` reads scripts from their files.
+    raise ImportRefusedError(f"{filename}: a Mininet script is read from a file whose name ends in .py")
+
+
 _READERS: dict[Form, Callable[[bytes, str, RttOptions], Graph]] = {
     "graphml": _graphml,
     "gml": _gml,
@@ -173,4 +178,5 @@ _READERS: dict[Form, Callable[[bytes, str, RttOptions], Graph]] = {
     "containerlab": _containerlab,
     "kollaps": _kollaps,
     "rtt": _rtt,
+    "mininet": _mininet,
 }

@@ -33,6 +33,7 @@ class Vertex:
     wish: str = ""  # what to make a name from, where the label would be of no use
     role: NodeKind | None = None  # where the format tells servers from routers
     place: Place | None = None
+    cpus: float | None = None  # processors of this machine that its sandbox may use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,7 @@ class Flow:
     delay_s: float | None = None  # one way
     jitter_s: float = 0.0
     loss: float = 0.0  # probability in [0, 1]
+    queue_packets: int | None = None  # drop-tail limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

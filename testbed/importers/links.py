@@ -21,6 +21,7 @@ Parallel = Literal["first", "sum", "fastest"]
 #: What the loader takes; a test holds the two together.
 LEAST_RATE_BPS, MOST_RATE_BPS = 1e3, 10e12
 MOST_DELAY_S = 60.0  # and jitter
+MOST_QUEUE_PACKETS = 10_000_000
 _LEAST = 1e-15  # smaller numbers mean nothing, and some could not be written
 _SHOWN = 5  # links named in a message
 
@@ -243,6 +244,8 @@ def _out_of_range(flow: Flow) -> list[str]:
     for name, value in (("delay", flow.delay_s), ("jitter", flow.jitter_s), ("loss", flow.loss)):
         if value is not None and 0 < value < _LEAST:
             problems.append(f"a {name} of {value:g} is next to nothing; write 0")
+    if flow.queue_packets is not None and not 1 <= flow.queue_packets <= MOST_QUEUE_PACKETS:
+        problems.append(f"a queue of {flow.queue_packets} packets is out of range: 1 to {MOST_QUEUE_PACKETS}")
     if not 0 <= flow.loss <= 1:
         problems.append(f"a loss of {flow.loss:g} is out of range: 0 to 1")
     return problems

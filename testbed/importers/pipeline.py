@@ -7,6 +7,8 @@ from pathlib import Path
 
 from testbed.importers import names as naming
 from testbed.importers.detect import Form, read_graph
+from testbed.importers.graph import Graph
+from testbed.importers.mininet import is_script, read_script
 from testbed.importers.reading import ImportRefusedError, read
 from testbed.importers.resolve import Choices, resolve
 from testbed.importers.rtt import RttOptions
@@ -36,7 +38,11 @@ def import_topology(
     command: str = "",
 ) -> Imported:
     """The network in ``path`` as a topology file; ImportRefusedError says what to type where something is missing."""
-    form, graph = read_graph(read(path), path.name, form, table or RttOptions())
+    graph: Graph
+    if form in (None, "mininet") and is_script(path):
+        form, graph = "mininet", read_script(path)
+    else:
+        form, graph = read_graph(read(path), path.name, form, table or RttOptions())
     network = resolve(graph, choices, path.name)
     title = name or naming.plain(path.name.split(".")[0])
     if not naming.is_usable(title):

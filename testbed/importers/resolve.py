@@ -40,6 +40,7 @@ class Member:
     name: str
     label: str
     device: str  # class; empty for a router
+    cpus: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,12 @@ def resolve(graph: Graph, choices: Choices, filename: str) -> Network:
     return Network(
         title=graph.title,
         members=tuple(
-            Member(name=name_of[vertex.key], label=vertex.label, device=device_of.get(vertex.key, ""))
+            Member(
+                name=name_of[vertex.key],
+                label=vertex.label,
+                device=device_of.get(vertex.key, ""),
+                cpus=vertex.cpus if vertex.key in device_of else None,
+            )
             for vertex in graph.vertices
         ),
         links=tuple(replace(edge, a=name_of[edge.a], b=name_of[edge.b]) for edge in edges),

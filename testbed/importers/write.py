@@ -40,7 +40,8 @@ def write(network: Network, *, name: str, filename: str, form: str, command: str
     for member in network.members:
         kind = f"device: {member.device}" if member.device else "router: true"
         label = "" if member.label == member.name else f"  # {_printable(member.label)[:_MAX_COMMENT]}"
-        lines.append(f"  {in_yaml(member.name)}: {{{kind}}}{label}")
+        cpus = "" if member.cpus is None else f", cpus: {member.cpus:.6g}"
+        lines.append(f"  {in_yaml(member.name)}: {{{kind}{cpus}}}{label}")
     if network.links:
         lines += ["", "links:", *(_link(link) for link in network.links)]
     return "\n".join([*lines, ""])
@@ -91,6 +92,8 @@ def _values(flow: Flow, known: Flow) -> list[str]:
         parts.append(f"jitter: {delay(flow.jitter_s)}")
     if flow.loss != known.loss:
         parts.append(f"loss: {share(flow.loss)}")
+    if flow.queue_packets != known.queue_packets:
+        parts.append("queue: auto" if flow.queue_packets is None else f"queue: {flow.queue_packets} packets")
     return parts
 
 
