@@ -28,18 +28,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from testbed.backends.kernel import inside_netns
+from testbed.judging import PAYLOAD_SHARE
 from testbed.network import Network
-from testbed.probes import (
-    SO_TIMESTAMPNS,
-    TIMESPEC,
-    connect,
-    preferred,
-    round_trips_s,
-    way_over,
-)
+from testbed.probes import connect, note_arrivals, preferred, received, round_trips_s, way_over
 from testbed.shaping.base import Lateness
 from testbed.topology import Direction, Link, Node, Topology
-from testbed.verify import PAYLOAD_SHARE
 
 NAME = f"bench-{os.getpid()}"
 CHUNK_BYTES = 1 << 20
@@ -144,8 +137,7 @@ def gaps_s(network: Network, rate_bps: float, seconds: float) -> list[float]:
     b = network.wiring.node("b")
     with inside_netns(network.netns("b")):
         far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        far.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE: read afterwards, nothing is lost
-        far.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        note_arrivals(far, buffer_bytes=1 << 25)  # read afterwards, nothing is lost
         far.bind((b.address, 7001))
         far.setblocking(False)
     with inside_netns(network.netns("a")):
@@ -160,9 +152,7 @@ def gaps_s(network: Network, rate_bps: float, seconds: float) -> list[float]:
         time.sleep(0.5)
         with suppress(BlockingIOError):
             while True:
-                _, ancillary, _, _ = far.recvmsg(2048, 128)
-                whole_s, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
-                times_ns.append(whole_s * 1_000_000_000 + nanoseconds)
+                times_ns.append(received(far, 2048)[1])
     settled = times_ns[len(times_ns) // 5 :]
     return [(after - before) / 1e9 for before, after in pairwise(settled)]
 

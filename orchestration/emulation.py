@@ -18,8 +18,9 @@ from orchestration.manifest import HostFacts
 from orchestration.player import LEAD_S, Played, Player
 from orchestration.stage import Watcher
 from testbed.errors import TestbedError
+from testbed.judging import LinkMeasurement
 from testbed.network import Network
-from testbed.verify import LinkMeasurement, calibrate
+from testbed.verify import calibrate
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from testbed.topology import Direction
 
 if TYPE_CHECKING:
     from orchestration.comparison import Candidate, Comparison
-    from testbed.verify import LinkMeasurement
+    from testbed.judging import LinkMeasurement
 
 RESULT_FORMAT = 1
 SHOWN_REASONS = 3

@@ -80,7 +80,7 @@ def open_place(
     from orchestration.fleet import only_run
     from testbed.network import Network
 
-    capabilities.require_netns()
+    capabilities.require_root()
     network = Network.attach(testbed)
     # asyncio's default selector sleeps in whole milliseconds; select() wakes within 0.15 ms.
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())

@@ -307,8 +307,9 @@ def changed(direction: Direction, change: LinkChange) -> Direction:
     """
     if change.restore:
         return direction
-    by_packets = direction.queue_bytes is None and direction.queue_packets is not None
-    wanted = replace(direction, queue_bytes=None if by_packets else direction.effective_queue_bytes)
+    wanted = direction
+    if not direction.queue_in_packets:
+        wanted = replace(direction, queue_bytes=direction.effective_queue_bytes)
     if change.rate_bps is not None:
         wanted = replace(wanted, rate_bps=change.rate_bps, rate_trace=None, opportunities=None)
     if change.delay_s is not None:

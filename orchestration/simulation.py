@@ -29,7 +29,7 @@ from testbed.simulation.network import SimulatedNetwork
 from testbed.topology import Topology
 
 if TYPE_CHECKING:
-    from testbed.verify import LinkMeasurement
+    from testbed.judging import LinkMeasurement
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from orchestration.manifest import HostFacts
 from orchestration.player import Played
 
 if TYPE_CHECKING:
-    from testbed.verify import LinkMeasurement
+    from testbed.judging import LinkMeasurement
 
 T = TypeVar("T")
 

@@ -29,7 +29,7 @@ class Capability:
 
 def missing_for_netns() -> list[Capability]:
     """What the netns backend with the relay lacks here."""
-    return [capability for capability in (root(), tun(), congestion_control()) if not capability.available]
+    return missing_for("netns", "relay")
 
 
 def missing_for(backend: str, shaper: str) -> list[Capability]:
@@ -42,14 +42,12 @@ def missing_for(backend: str, shaper: str) -> list[Capability]:
 
 def require(backend: str, shaper: str) -> None:
     """TestbedError with one line if packets cannot be emulated so here."""
-    missing = missing_for(backend, shaper)
-    if missing:
-        raise TestbedError("; ".join(f"{each.name} is missing ({each.detail}): {each.remedy}" for each in missing))
+    _refuse(missing_for(backend, shaper))
 
 
-def require_netns() -> None:
-    """TestbedError with one line if packets cannot be emulated here."""
-    require("netns", "relay")
+def require_root() -> None:
+    """TestbedError with one line if we may not touch namespaces: all that a testbed needs once it is up."""
+    _refuse([] if root().available else [root()])
 
 
 @functools.cache
@@ -61,12 +59,11 @@ def probe() -> tuple[Capability, ...]:
 @functools.cache
 def root() -> Capability:
     """Whether we may make network namespaces."""
-    user = os.geteuid() if hasattr(os, "geteuid") else -1  # not on every system
-    able, detail = True, f"user {user}" if user >= 0 else "no such thing on this system"
+    user = os.geteuid() if hasattr(os, "geteuid") else None  # not on every system
     if user == 0:
         able, detail = _may_unshare()
     else:
-        able = False
+        able, detail = False, "no such thing on this system" if user is None else f"user {user}"
     return Capability(
         name="root",
         available=able,
@@ -165,6 +162,11 @@ def processors() -> Capability:
         needed_for="the relay beside the servers",
         remedy="use a machine with two processors or more, or a larger dilation",
     )
+
+
+def _refuse(missing: list[Capability]) -> None:
+    if missing:
+        raise TestbedError("; ".join(f"{each.name} is missing ({each.detail}): {each.remedy}" for each in missing))
 
 
 def _may_unshare() -> tuple[bool, str]:

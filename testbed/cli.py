@@ -11,6 +11,7 @@ A mistake of the user ends in one message and exit code 2; nothing is left behin
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -22,12 +23,12 @@ import typer
 from testbed import capabilities, describe, load, schema, units
 from testbed import generate as generator
 from testbed.commands import capturing, drawing, importing, looking, measuring, nodes, setting
-from testbed.commands.common import BROKEN, Name, console, new_file, say
-from testbed.errors import TestbedError
+from testbed.commands.common import BROKEN, Force, Name, console, new_file, say
+from testbed.errors import FULL_DISK, TestbedError
 from testbed.ledger import all_names
-from testbed.network import RELAY_CEILING_BPS, Network, beyond_the_relay, down, only_name
+from testbed.network import Network, down, only_name
 from testbed.setup import BackendName
-from testbed.shaping.engines import ShaperName
+from testbed.shaping.engines import RELAY_CEILING_BPS, ShaperName, beyond_the_relay
 
 app = typer.Typer(
     help="An emulated network of unequal edge servers.",
@@ -121,7 +122,7 @@ def generate(
     metros: Annotated[int | None, typer.Option(help="Default: half the square root of the servers.")] = None,
     seed: Annotated[int, typer.Option(help="Another seed is another network of the same size.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write this file instead of printing.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    force: Force = False,
 ) -> None:
     """Print a topology file of many unequal servers in metros, drawn by chance from a seed."""
     text = generator.generate(servers=servers, metros=metros, seed=seed)
@@ -168,6 +169,12 @@ def main() -> None:
     except TestbedError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python would try to write the rest once more, and complain
+        sys.stderr.write(f"{error.filename or 'output'} cannot be written: {error.strerror}\n")
+        sys.exit(TestbedError.exit_code)
 
 
 if __name__ == "__main__":

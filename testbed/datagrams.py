@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from testbed.backends.kernel import inside_netns
-from testbed.probes import SO_RCVBUFFORCE, SO_TIMESTAMPNS, TIMESPEC, Way
+from testbed.probes import Way, note_arrivals, received
 from testbed.topology import MTU_BYTES
 
 #: IP and UDP headers.
@@ -26,7 +26,8 @@ IP_MTU_DISCOVER = 10
 #: Never cut a packet, whatever the path is said to take.
 IP_PMTUDISC_PROBE = 3
 RECEIVE_BUFFER_BYTES = 1 << 21
-LARGE = 3  # datagrams as large as the MTU, sent last
+#: Datagrams as large as the MTU, sent last.
+LARGE_COUNT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +45,12 @@ class Sample:
 
     sent: int = 0  # small datagrams
     delays_s: dict[int, float] = field(default_factory=dict)  # of those that came, by number
-    twice: int = 0  # datagrams that came again
+    duplicates: int = 0  # datagrams that came again
     mtu_bytes: int = 0  # the largest packet that came through whole, 0 if none
 
     @property
-    def lost(self) -> float:
-        """Share that did not come."""
+    def loss(self) -> float:
+        """Share of the small datagrams that did not come."""
         return 1 - sum(number < self.sent for number in self.delays_s) / self.sent if self.sent else 0.0
 
 
@@ -61,8 +62,7 @@ class _Line:
         way = probe.way
         with inside_netns(way.target_netns):
             self.far = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        self.far.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER_BYTES)
-        self.far.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        note_arrivals(self.far, buffer_bytes=RECEIVE_BUFFER_BYTES)
         self.far.bind((way.target_address, 0))
         self.far.setblocking(False)
         with inside_netns(way.source_netns):
@@ -79,18 +79,17 @@ class _Line:
         self.near.send(head + bytes(size - len(head)))
 
     def receive(self) -> None:
-        packet, ancillary, _, _ = self.far.recvmsg(MTU_BYTES, 128)
+        packet, arrived_ns, _ = received(self.far, MTU_BYTES)
         number, sent_ns = int.from_bytes(packet[:4], "big"), int.from_bytes(packet[4:12], "big")
-        seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
         if number in self.sample.delays_s:
-            self.sample.twice += 1
+            self.sample.duplicates += 1
             return
-        self.sample.delays_s[number] = (seconds * 1_000_000_000 + nanoseconds - sent_ns) / 1e9
+        self.sample.delays_s[number] = (arrived_ns - sent_ns) / 1e9
         self.sample.mtu_bytes = max(self.sample.mtu_bytes, len(packet) + HEADERS_BYTES)
 
     @property
     def complete(self) -> bool:
-        return len(self.sample.delays_s) == self.probe.count + LARGE
+        return len(self.sample.delays_s) == self.probe.count + LARGE_COUNT
 
 
 def one_ways(probes: Sequence[Probe], *, wait_s: float) -> list[Sample]:
@@ -108,7 +107,7 @@ def one_ways(probes: Sequence[Probe], *, wait_s: float) -> list[Sample]:
             _receive_until(selector, at_s)
             line = lines[n]
             line.send(number)
-            if number + 1 < line.probe.count + LARGE:
+            if number + 1 < line.probe.count + LARGE_COUNT:
                 heapq.heapreplace(turns, (at_s + line.probe.interval_s, n, number + 1))
             else:
                 heapq.heappop(turns)

@@ -20,6 +20,7 @@ from testbed.paths import Paths
 from testbed.topology import Device, Node, Topology
 from testbed.units import format_bandwidth, format_flops, format_fraction, format_rate, format_seconds, format_size
 from testbed.wording import DIRECTION_COLUMNS
+from testbed.words import counted
 
 #: Beyond this many servers a matrix is no longer looked at; its distribution is shown instead.
 MAX_MATRIX_SERVERS = 40
@@ -67,8 +68,8 @@ def report(topology: Topology, *, width: int) -> Iterator[RenderableType]:
     paths = Paths(topology)
     servers = [node.name for node in topology.servers]
     routers = len(topology.nodes) - len(servers)
-    counts = [_count(len(servers), "server"), *([_count(routers, "router")] if routers else [])]
-    yield Text(f"{topology.name}: {', '.join([*counts, _count(len(topology.links), 'link')])}", style="bold")
+    counts = [counted(len(servers), "server"), *([counted(routers, "router")] if routers else [])]
+    yield Text(f"{topology.name}: {', '.join([*counts, counted(len(topology.links), 'link')])}", style="bold")
     if topology.description:
         yield Text(topology.description)
     yield from _nodes(topology)
@@ -144,7 +145,7 @@ def _recordings(topology: Topology) -> Iterator[RenderableType]:
     rows: dict[tuple[str, ...], None] = {}
     for link in topology.links:
         for each in (link.forward, link.backward):
-            rate = each.rate_trace or each.opportunities
+            rate = each.recorded_rate
             if rate:
                 kind = "rate" if each.rate_trace else "chances to send"
                 rows[rate.name, kind, format_rate(each.rate_bps, digits=4), format_seconds(rate.period_s)] = None
@@ -217,7 +218,3 @@ def _number(value: float, digits: int) -> str:
 
 def _table() -> Table:
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import errno
 from collections.abc import Iterable
+
+from testbed.words import similar
+
+#: What the system says where nothing more can be written.
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class TestbedError(Exception):
@@ -19,5 +24,5 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("delya", ["delay", "rate"])
     "; did you mean 'delay'?"
     """
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    near = similar(word, known)
+    return f"; did you mean {near!r}?" if near else ""

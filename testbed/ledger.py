@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from testbed.backends import kernel
-from testbed.errors import TestbedError
+from testbed.errors import FULL_DISK, TestbedError
 
 DEFAULT_ROOT = Path("/run/edge-moe-testbed")
 ROOT_VARIABLE = "TESTBED_RUN_DIR"
@@ -74,7 +74,13 @@ class Ledger:
         text = "".join(json.dumps(entry) + "\n" for entry in entries)
         fd = os.open(self.directory / LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(fd, text.encode())
+            before_bytes, remaining = os.fstat(fd).st_size, text.encode()
+            try:
+                while remaining:  # a disk takes what still fits before it says that it is full
+                    remaining = remaining[os.write(fd, remaining) :]
+            except OSError:
+                os.ftruncate(fd, before_bytes)  # or the next entry would continue a line cut short
+                raise
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -88,14 +94,16 @@ class Ledger:
     def entries(self, kind: str | None = None) -> list[dict[str, object]]:
         """All entries (of a kind).  A last line cut short by a crash names nothing that was created."""
         try:
-            lines = (self.directory / LEDGER).read_text().splitlines()
-        except FileNotFoundError:
+            lines = (self.directory / LEDGER).read_text(errors="replace").splitlines()
+        except (FileNotFoundError, NotADirectoryError):
             return []
+        except PermissionError as error:
+            raise TestbedError(f"{self.directory} belongs to another user: {_remedy()}") from error
         found = []
         for line in lines:
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
-                if kind is None or entry["kind"] == kind:
+                if isinstance(entry, dict) and "kind" in entry and kind in (None, entry["kind"]):
                     found.append(entry)
         return found
 
@@ -126,7 +134,8 @@ class Ledger:
         # the keeper of Mininet hosts ends them.
         _end([process for kind in KEEPERS for process in self.processes(kind)], signal.SIGTERM, GRACE_S)
         _kill([process for kind in (*KEEPERS, "process") for process in self.processes(kind)])
-        spaces = [Path(str(entry["path"])) for entry in self.entries("netns")]
+        # Whatever a damaged ledger says, nothing outside of our directory is touched.
+        spaces = [self.directory / "netns" / Path(str(entry["path"])).name for entry in self.entries("netns")]
         _kill(_inside(spaces))
         containers = {str(entry["name"]): str(entry["owner"]) for entry in self.entries("container")}
         if containers:
@@ -147,8 +156,8 @@ class Ledger:
 
 
 def root_directory() -> Path:
-    """Where run directories live."""
-    return Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT)
+    """Where run directories live; absolute, since what is recorded there is removed from other directories, too."""
+    return Path(os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT).absolute()
 
 
 def ledger_of(name: str) -> Ledger:
@@ -169,6 +178,8 @@ def all_names() -> list[str]:
         return sorted(path.name for path in root_directory().iterdir() if (path / LEDGER).exists())
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise TestbedError(f"{error.filename}: {error.strerror}: {_remedy()}") from error
 
 
 @contextlib.contextmanager
@@ -181,7 +192,7 @@ def locked(ledger: Ledger, *, create: bool) -> Iterator[bool]:
     while True:
         if create:
             with contextlib.suppress(FileExistsError):
-                ledger.directory.mkdir(mode=0o700)
+                _make(ledger.directory)
         try:
             fd = os.open(ledger.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -205,6 +216,10 @@ def locked(ledger: Ledger, *, create: bool) -> Iterator[bool]:
             _check_ours(ledger)
             yield True
             return
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            raise TestbedError(f"{ledger.directory} cannot be written: {error.strerror}") from error
         finally:
             os.close(fd)
 
@@ -216,11 +231,27 @@ def _check_ours(ledger: Ledger) -> None:
 
 def _check_private(directory: Path, *, create: bool) -> None:
     if create:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # whatever it is, is looked at next
+            _make(directory)
     try:
         _check_owner(directory, directory.lstat())
     except FileNotFoundError:
         return
+
+
+def _make(directory: Path) -> None:
+    """A directory that only we may enter; TestbedError where there cannot be one."""
+    try:
+        directory.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise TestbedError(f"{directory} cannot be made: {error.strerror}: {_remedy()}") from error
+
+
+def _remedy() -> str:
+    """What to do where run directories cannot be used."""
+    return "type it again with `sudo`" if os.geteuid() else f"set {ROOT_VARIABLE} to a directory that can be written"
 
 
 def _check_owner(path: Path, status: os.stat_result) -> None:

@@ -30,14 +30,11 @@ from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness,
 from testbed.shaping.client import RelayShaper, start_relay
 from testbed.shaping.dilation import dilated
 from testbed.shaping.engines import Engines, ShaperName, choose
-from testbed.shaping.netem import NetemShaper
 from testbed.status import Status, compared
 from testbed.tcp import INITIAL_WINDOW_PACKETS
 from testbed.topology import Direction, Engine, Topology
 from testbed.wiring import Interface, Wiring, wire
-
-#: What one flow gets through the relay on a machine of two cores (``benchmarks/relay.py``); several links share it.
-RELAY_CEILING_BPS = 9e9
+from testbed.words import enumerate_words
 
 
 class Network:
@@ -168,12 +165,12 @@ class Network:
         try:
             cable = self.wiring.cable(link)
         except KeyError:
-            names = ", ".join(each.link for each in self.wiring.cables)
-            raise TestbedError(f"testbed {self.name!r} has no link {link!r}; it has {names}") from None
+            names = enumerate_words(each.link for each in self.wiring.cables)
+            raise TestbedError(f"testbed {self.name!r} has no link {link!r}; it has {names or 'none'}") from None
         for end in (cable.a, cable.b):
             if node in (end.node, None):
                 return end
-        raise TestbedError(f"{node!r} is no end of {cable.link}")
+        raise TestbedError(f"{node!r} is no end of {cable.link}; it joins {cable.a.node} and {cable.b.node}")
 
     def shaping(self) -> dict[tuple[str, str], Direction]:
         """What is in force, read back from the engines: (link, source) -> direction, as the emulated world sees it."""
@@ -214,28 +211,34 @@ class Network:
         """
         for node in nodes:
             self._sandbox(node)  # all of them are there, or nothing is done
-        with locked(self._ledger, create=False):
+        with locked(self._ledger, create=False) as exists:
+            if not exists:
+                raise TestbedError(f"testbed {self.name!r} has been taken down: type `make testbed up`")
+            for node in nodes:
+                self._backend.recreate(self.wiring, node)
             if not self._relay_alive():
                 self._shaper.close()
                 _start_relay(self._ledger, self.setup)
                 self._shaper = self._engines()
-                self._shaper.plug(self._cables())
-                self._backend.connect(self.wiring)
-            for node in nodes:
-                self._backend.recreate(self.wiring, node)
-                self._shaper.plug([cable for cable in self._cables() if node in (cable.a.node, cable.b.node)])
-                # The far ends of its cables may have gone with it.
-                near = {interface.peer for interface in self.wiring.node(node).interfaces} | {node}
-                self._backend.connect(self.wiring, nodes=near, dilation=self.dilation)
+                if self.dilation != 1:
+                    self._shaper.dilate(self.dilation)
+            # Whoever started a relay before us may have been killed before it had its cables.
+            missing = self._unplugged()
+            loose = [each for each in self._cables() if each.link in missing or {each.a.node, each.b.node} & {*nodes}]
+            self._shaper.plug(loose)
+            # The far ends of the cables may have gone with the nodes.
+            near = {end.node for cable in loose for end in (cable.a, cable.b)} | {*nodes}
+            self._backend.connect(self.wiring, nodes=near, dilation=self.dilation)
 
     def status(self) -> Status:
         """What is there and what is broken."""
         relay_alive = self._relay_alive()
         broken = [] if relay_alive else ["the relay process is gone, and every link with it"]
-        broken_nodes = self._backend.broken(self.wiring)
+        reports = self._shaper.report(without=None if relay_alive else "relay")
+        broken_nodes = self._backend.broken(self.wiring, plugged={report.link for report in reports})
         broken += broken_nodes.values()
         engines = self.setup.engines.values()
-        changed, unshaped = compared(self.topology, self._shaper.report(without=None if relay_alive else "relay"))
+        changed, unshaped = compared(self.topology, reports)
         if relay_alive:
             broken += [f"{direction} is not shaped" for direction in unshaped]
         return Status(
@@ -277,6 +280,8 @@ class Network:
             socket = str(self._ledger.entries("socket")[-1]["file"])
             shapers["relay"] = RelayShaper(self._ledger.directory, socket, self._relay_alive)
         if "netem" in used:
+            from testbed.shaping.netem import NetemShaper
+
             shapers["netem"] = NetemShaper(self._ledger.directory)
         return Engines(shapers, self.setup.engines)
 
@@ -285,11 +290,16 @@ class Network:
         relays = self._ledger.processes("relay")
         return any(process.alive() for process in relays) or "relay" not in self.setup.engines.values()
 
+    def _unplugged(self) -> set[str]:
+        """Links that the relay ought to carry and does not know."""
+        known = {report.link for report in self._shaper.report(without="netem")}
+        return {link for link, engine in self.setup.engines.items() if engine == "relay"} - known
+
     def _sandbox(self, node: str) -> Sandbox:
         try:
             return self._backend.sandbox(self.wiring.node(node))
         except KeyError:
-            names = ", ".join(each.name for each in self.wiring.nodes)
+            names = enumerate_words(each.name for each in self.wiring.nodes)
             raise TestbedError(f"testbed {self.name!r} has no node {node!r}; it has {names}") from None
 
     def _cables(self) -> list[CablePlan]:
@@ -316,16 +326,6 @@ def _start_relay(ledger: Ledger, setup: Setup) -> None:
     ledger.record_process("relay", start_relay(ledger.directory, socket, seed=setup.seed))
 
 
-def beyond_the_relay(topology: Topology, engines: Mapping[str, Engine] | None = None) -> list[str]:
-    """Links of the relay that ask for more than it carries: slower than their file unless the run is dilated."""
-    return [
-        link.name
-        for link in topology.links
-        if max(link.forward.rate_bps, link.backward.rate_bps) > RELAY_CEILING_BPS
-        and (engines is None or engines[link.name] == "relay")
-    ]
-
-
 def only_name() -> str:
     """The name of the testbed that is up; TestbedError if there is none or more than one."""
     names = all_names()
@@ -342,7 +342,7 @@ def down(name: str) -> bool:
     with locked(ledger, create=False) as exists:
         if not exists:
             return False
-        capabilities.require_netns()
+        capabilities.require_root()
         keepers = [process for kind in KEEPERS for process in ledger.processes(kind)]
         ledger.remove_everything()
     for keeper in keepers:  # ours to wait for only if this very process started it

@@ -1,8 +1,13 @@
 """One direction of a link by itself: delay, jitter, loss, duplicates and packet size, by numbered datagrams.
 
-spread        s = IQR(delays) / IQR of the jitter's shape                          robust against a busy host
-error of s    4 s / sqrt(2 n'),   n' = time of the samples / (2 · 10 s)             jitter wanders: see shaping.chance
-error of loss 4 sqrt(p (1 - p) f / n),   f = (1 + λ) / (1 - λ), λ = 1 - worsens - recovers     losses come in runs
+What is met within chance is met within four standard errors:
+
+    jitter    s = IQR(delays) / IQR(shape of jitter 1)                             robust against a busy host      (1)
+    error     4 s / sqrt(2 · 0.37 n'),   n' = time of the samples / (2 · 10 s)     jitter wanders (shaping.chance)  (2)
+    share p   4 sqrt(p (1 - p) f / n) + f / n                                                                       (3)
+              f = (1 + λ) / (1 - λ), λ = 1 - worsens - recovers, for loss in runs; else f = 1
+
+    0.37   efficiency of the interquartile range of a normal distribution, beside its standard deviation
 """
 
 from __future__ import annotations
@@ -12,22 +17,24 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from testbed.datagrams import HEADERS_BYTES, SMALL_BYTES, Probe, cuts_at_mtu, one_ways
+from testbed.datagrams import HEADERS_BYTES, LARGE_COUNT, SMALL_BYTES, Probe, cuts_at_mtu, one_ways
 from testbed.impairments import TABLE_SIGMA, Distribution
 from testbed.probes import Way
 from testbed.shaping.chance import JITTER_MEMORY
-from testbed.topology import MTU_BYTES, Direction
+from testbed.topology import BITS_PER_BYTE, MTU_BYTES, Direction
 
 #: A clean direction is looked at briefly, one that draws by chance for longer.
 QUICK_COUNT, QUICK_S = 40, 0.8
 LONG_COUNT, LONG_S, LONGEST_S = 500, 1.5, 4.0
+LEAST_COUNT = 5
 #: Probes take at most this share of the rate.
-LOAD = 0.2
+RATE_SHARE = 0.2
 DELAY_TOLERANCE_S = 0.0003
 DELAY_TOLERANCE = 0.02
 #: Of a normal distribution with deviation 1.
 NORMAL_IQR = 1.349
-ERRORS = 4.0
+IQR_EFFICIENCY = 0.37
+STANDARD_ERRORS = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +69,11 @@ def measure(ways: Sequence[tuple[Way, Direction]]) -> list[Measured]:
                 sent=sample.sent,
                 delay_s=statistics.median(small_s) if small_s else math.inf,
                 expected_delay_s=direction.transfer_s(SMALL_BYTES + HEADERS_BYTES),
-                jitter_s=_spread_s(small_s, direction.jitter_shape),
+                jitter_s=_jitter_s(small_s, direction.jitter_shape),
                 expected_jitter_s=direction.jitter_s,
-                loss=sample.lost,
-                expected_loss=expected_loss(direction),
-                duplicates=sample.twice / arrived if arrived else 0.0,
+                loss=sample.loss,
+                expected_loss=direction.undelivered,
+                duplicates=sample.duplicates / arrived if arrived else 0.0,
                 expected_duplicates=direction.duplicate,
                 mtu_bytes=sample.mtu_bytes if cuts_at_mtu(way) else 0,
             )
@@ -74,17 +81,11 @@ def measure(ways: Sequence[tuple[Way, Direction]]) -> list[Measured]:
     return found
 
 
-def expected_loss(direction: Direction) -> float:
-    """Share of the datagrams that do not come: lost, or dropped by the receiver because their checksum is wrong."""
-    return 1 - (1 - direction.mean_loss) * (1 - direction.corrupt)
-
-
 def judge(measured: Measured, direction: Direction) -> tuple[bool, list[str]]:
     """Whether the direction is as it should be, and by what bounds, in words (those that everybody has go unsaid)."""
-    recorded = direction.rate_trace or direction.opportunities or direction.delay_trace
     words = []
     ok = True
-    if direction.jitter_s and not recorded:
+    if direction.jitter_s and not direction.traced:
         share = _jitter_error(measured, direction)
         words.append(f"jitter within {share:.0%}")
         ok &= abs(measured.jitter_s - direction.jitter_s) <= share * direction.jitter_s + DELAY_TOLERANCE_S
@@ -97,7 +98,7 @@ def judge(measured: Measured, direction: Direction) -> tuple[bool, list[str]]:
         duplicate_error = _share_error(direction.duplicate, measured.sent)
         words.append(f"duplicates within {duplicate_error:.1%}")
         ok &= abs(measured.duplicates - direction.duplicate) <= duplicate_error
-    if not (direction.jitter_s or recorded or measured.loss > 0.5):
+    if not (direction.jitter_s or direction.traced or measured.loss > 0.5):
         bound_s = max(DELAY_TOLERANCE_S, DELAY_TOLERANCE * measured.expected_delay_s)
         ok &= abs(measured.delay_s - measured.expected_delay_s) <= bound_s
     if measured.expected_loss < 0.5:
@@ -106,20 +107,26 @@ def judge(measured: Measured, direction: Direction) -> tuple[bool, list[str]]:
 
 
 def _probe(way: Way, direction: Direction) -> Probe:
-    by_chance = direction.jitter_s or expected_loss(direction) or direction.duplicate
-    seconds = min(max(LONG_S, 40 * JITTER_MEMORY * direction.jitter_s), LONGEST_S) if by_chance else QUICK_S
-    count = LONG_COUNT if by_chance else QUICK_COUNT
-    affordable = LOAD * direction.rate_bps * seconds / (8 * (SMALL_BYTES + HEADERS_BYTES))
-    count = max(5, min(count, int(affordable)))
-    return Probe(way=way, count=count, interval_s=seconds / count)
+    by_chance = direction.jitter_s or direction.undelivered or direction.duplicate
+    lasts_s, count = (_long_s(direction), LONG_COUNT) if by_chance else (QUICK_S, QUICK_COUNT)
+    affordable = RATE_SHARE * direction.rate_bps * lasts_s / (BITS_PER_BYTE * (SMALL_BYTES + HEADERS_BYTES))
+    count = max(LEAST_COUNT, min(count, int(affordable)))
+    return Probe(way=way, count=count, interval_s=lasts_s / count)
+
+
+def _long_s(direction: Direction) -> float:
+    """How long to look at a direction that draws by chance: jitter must have time to wander."""
+    return min(max(LONG_S, 40 * JITTER_MEMORY * direction.jitter_s), LONGEST_S)
 
 
 def _worst_s(direction: Direction) -> float:
-    queue_s = 8 * MTU_BYTES * 3 / direction.rate_bps  # the large ones leave one behind the other
+    """What the last datagram may take besides delay and jitter."""
+    queue_s = BITS_PER_BYTE * MTU_BYTES * LARGE_COUNT / direction.rate_bps  # they leave one behind the other
     return queue_s + (max(direction.delay_trace.values) if direction.delay_trace else 0.0)
 
 
-def _spread_s(delays_s: Sequence[float], shape: Distribution | None) -> float:
+def _jitter_s(delays_s: Sequence[float], shape: Distribution | None) -> float:
+    """The jitter (1) that spreads delays so."""
     if len(delays_s) < 4:
         return 0.0
     low, _, high = statistics.quantiles(delays_s, n=4)
@@ -131,11 +138,10 @@ def _spread_s(delays_s: Sequence[float], shape: Distribution | None) -> float:
 
 
 def _jitter_error(measured: Measured, direction: Direction) -> float:
-    seconds = min(max(LONG_S, 40 * JITTER_MEMORY * direction.jitter_s), LONGEST_S)
-    apart = seconds / (2 * JITTER_MEMORY * direction.jitter_s)
-    samples = max(1.0, min(apart, measured.sent * (1 - measured.loss)))
-    # A distance of quartiles tells a third of what all values tell.
-    return ERRORS / math.sqrt(2 * samples * 0.37)
+    """What chance may do to measured jitter, as a share of it (2)."""
+    independent = _long_s(direction) / (2 * JITTER_MEMORY * direction.jitter_s)
+    samples = max(1.0, min(independent, measured.sent * (1 - measured.loss)))
+    return STANDARD_ERRORS / math.sqrt(2 * IQR_EFFICIENCY * samples)
 
 
 def _loss_error(measured: Measured, direction: Direction) -> float:
@@ -146,5 +152,6 @@ def _loss_error(measured: Measured, direction: Direction) -> float:
 
 
 def _share_error(share: float, count: float) -> float:
+    """What chance may do to a share of so many (3)."""
     count = max(count, 1.0)
-    return ERRORS * math.sqrt(share * (1 - share) / count) + 1 / count
+    return STANDARD_ERRORS * math.sqrt(share * (1 - share) / count) + 1 / count

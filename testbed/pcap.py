@@ -13,12 +13,11 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from testbed.backends.kernel import inside_netns
-from testbed.probes import SO_RCVBUFFORCE, SO_TIMESTAMPNS, TIMESPEC
+from testbed.probes import NS_PER_S, note_arrivals, received
 
 MAGIC_NANOSECONDS = 0xA1B23C4D
 LINKTYPE_RAW = 101
@@ -28,7 +27,7 @@ RECORD = struct.Struct("=IIII")
 ETH_P_ALL = 0x0003
 ETH_P_IP = 0x0800
 BUFFER_BYTES = 1 << 24
-#: How often to look whether to go on.
+#: How often to look at the time, and to write out what has come.
 LOOK_S = 0.1
 
 
@@ -39,28 +38,25 @@ def capture(
     *,
     most_packets: int | None,
     duration_s: float | None,
-    going: Callable[[], bool],
 ) -> int:
-    """Write the packets of an interface until so many came, so long has passed or ``going`` says no; how many came."""
+    """Write the packets of an interface until so many came or so long has passed; how many came."""
     with inside_netns(netns):
         # Without a protocol first: packets of other interfaces would come before the socket is bound to this one.
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
     count, until_s = 0, None if duration_s is None else time.monotonic() + duration_s
     with sock:
-        sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER_BYTES)
-        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        note_arrivals(sock, buffer_bytes=BUFFER_BYTES)
         sock.bind((interface, ETH_P_ALL))
         file.write(HEADER.pack(MAGIC_NANOSECONDS, 2, 4, 0, 0, SNAP_BYTES, LINKTYPE_RAW))
         file.flush()
-        while going() and count != most_packets and (until_s is None or time.monotonic() < until_s):
+        while count != most_packets and (until_s is None or time.monotonic() < until_s):
             if not select.select([sock], (), (), LOOK_S)[0]:
                 file.flush()
                 continue
-            packet, ancillary, _, address = sock.recvmsg(SNAP_BYTES, 128)
-            if address[1] != ETH_P_IP:
+            packet, arrived_ns, sender = received(sock, SNAP_BYTES)
+            if sender[1] != ETH_P_IP:
                 continue
-            seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
-            file.write(RECORD.pack(seconds, nanoseconds, len(packet), len(packet)) + packet)
+            file.write(RECORD.pack(*divmod(arrived_ns, NS_PER_S), len(packet), len(packet)) + packet)
             count += 1
         file.flush()
     return count

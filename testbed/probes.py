@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from testbed.backends.kernel import inside_netns
 from testbed.wiring import Interface
@@ -37,6 +38,7 @@ SO_RCVBUFFORCE = 33
 SO_TIMESTAMPNS = 35
 SO_MAX_PACING_RATE = 47
 TIMESPEC = struct.Struct("=qq")
+NS_PER_S = 1_000_000_000
 SEND_BYTES = 128 * 1024
 RECEIVE_BYTES = 1 << 20
 #: The kernel's bookkeeping of a buffered byte.
@@ -66,6 +68,20 @@ def way_over(end: Interface, netns: Callable[[str], Path]) -> Way:
     )
 
 
+def note_arrivals(sock: socket.socket, *, buffer_bytes: int | None = None) -> None:
+    """Have the kernel note when packets come, for ``received``; so much of them waits, whatever the host's limit."""
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    if buffer_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, buffer_bytes)
+
+
+def received(sock: socket.socket, most_bytes: int) -> tuple[bytes, int, Any]:
+    """(packet, when the kernel noted it, in nanoseconds since 1970, sender) from a socket that notes arrivals."""
+    packet, ancillary, _, sender = sock.recvmsg(most_bytes, 128)
+    seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
+    return packet, seconds * NS_PER_S + nanoseconds, sender
+
+
 @dataclass(slots=True, kw_only=True)
 class _Pinger:
     sock: socket.socket
@@ -83,11 +99,10 @@ class _Pinger:
         self.sock.sendto(packet, (self.target, 0))
 
     def receive(self) -> None:
-        packet, ancillary, _, _ = self.sock.recvmsg(256, 128)
+        packet, arrived_ns, _ = received(self.sock, 256)
         kind, _, _, number, sequence = ICMP_HEADER.unpack_from(packet, 4 * (packet[0] & 15))
         if kind == 0 and number == self.number and sequence < len(self.sent_ns):
-            seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
-            self.rtts_s.append((seconds * 1_000_000_000 + nanoseconds - self.sent_ns[sequence]) / 1e9)
+            self.rtts_s.append((arrived_ns - self.sent_ns[sequence]) / 1e9)
 
 
 @contextmanager
@@ -118,7 +133,7 @@ def round_trips_s(ways: Sequence[Way], *, probes: int, interval_s: float, wait_s
                 sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
                 sock.bind((way.source_address, 0))
             sock.setblocking(False)
-            sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+            note_arrivals(sock)
             pinger = _Pinger(sock=sock, target=way.target_address, number=(os.getpid() + number) & 0xFFFF)
             selector.register(sock, selectors.EVENT_READ, pinger)
             pingers.append(pinger)

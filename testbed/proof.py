@@ -29,7 +29,9 @@ PROVABLE_LOSS = 0.2
 def prove(network: Network) -> None:
     """Move a little TCP both ways over every link; TestbedError naming those that do not carry it."""
     links = [
-        link for link in network.topology.links if max(_lossy(link.forward), _lossy(link.backward)) <= PROVABLE_LOSS
+        link
+        for link in network.topology.links
+        if max(link.forward.undelivered, link.backward.undelivered) <= PROVABLE_LOSS
     ]
     slowest_s = network.dilation * max((_proof_s(link) for link in links), default=0.0)
     recorded = any(direction.traced for link in links for direction in (link.forward, link.backward))
@@ -101,8 +103,3 @@ def _proof_s(link: Link) -> float:
 
 def _proof_bytes(direction: Direction) -> int:
     return max(1, min(PROOF_BYTES, int(direction.rate_bps * PROOF_S / BITS_PER_BYTE)))
-
-
-def _lossy(direction: Direction) -> float:
-    """Share of the packets that TCP has to send again."""
-    return 1 - (1 - direction.mean_loss) * (1 - direction.corrupt)

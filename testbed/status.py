@@ -27,16 +27,21 @@ class Status:
     broken_nodes: tuple[str, ...] = ()  # whose sandboxes are not as they were made
 
 
+def named(link: str, source: str) -> str:
+    """How messages name one direction: ``s1-s2 from s1``."""
+    return f"{link} from {source}"
+
+
 def compared(topology: Topology, reports: Iterable[DirectionReport]) -> tuple[Sequence[str], Sequence[str]]:
-    """(directions shaped unlike the file, directions that no engine shapes), each as ``link from source``."""
+    """(directions shaped unlike the file, directions that no engine shapes), each as ``named``."""
     wanted = {
         (link.name, source): direction
         for link in topology.links
         for source, direction in ((link.a, link.forward), (link.b, link.backward))
     }
     changed = [
-        f"{report.link} from {report.source}"
+        named(report.link, report.source)
         for report in reports
         if wanted.pop((report.link, report.source)) != report.applied
     ]
-    return changed, [f"{link} from {source}" for link, source in wanted]
+    return changed, [named(link, source) for link, source in wanted]

@@ -88,21 +88,36 @@ class Direction:
         return max(MIN_QUEUE_BYTES, int(self.rate_bps * held_s / BITS_PER_BYTE))
 
     @property
+    def queue_in_packets(self) -> bool:
+        """Whether the drop-tail limit counts packets instead of bytes."""
+        return self.queue_bytes is None and self.queue_packets is not None
+
+    @property
+    def recorded_rate(self) -> Steps | Opportunities | None:
+        """The recording that the rate follows, if it follows one."""
+        return self.rate_trace or self.opportunities
+
+    @property
     def mean_loss(self) -> float:
         """Share of the packets that the cable loses in the long run."""
         in_bursts = self.burst_loss.mean_loss if self.burst_loss else 0.0
         return 1 - (1 - self.loss) * (1 - in_bursts)
 
     @property
+    def undelivered(self) -> float:
+        """Share of the packets that reach no program: lost, or dropped by the receiver for their checksum."""
+        return 1 - (1 - self.mean_loss) * (1 - self.corrupt)
+
+    @property
     def per_packet(self) -> bool:
         """Whether physics tells packets apart, so that several must not cross as one."""
         chances = self.loss or self.burst_loss or self.duplicate or self.corrupt or self.jitter_s
-        return bool(chances or self.queue_packets or self.codel or self.rate_trace or self.opportunities)
+        return bool(chances or self.queue_packets or self.codel or self.recorded_rate)
 
     @property
     def traced(self) -> bool:
         """Whether rate or delay follow a recording."""
-        return bool(self.rate_trace or self.opportunities or self.delay_trace)
+        return bool(self.recorded_rate or self.delay_trace)
 
     def transfer_s(self, size_bytes: int) -> float:
         """Time to move a message over the idle direction: propagation, then serialization."""

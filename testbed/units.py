@@ -33,6 +33,7 @@ NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?"
 MAX_TEXT = 40
 
 _QUANTITY = re.compile(rf"(?P<sign>[+-]?)(?P<number>{NUMBER})\s*(?P<unit>\S.*)?", re.ASCII | re.DOTALL)
+_PLAIN = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 _DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
 _SPELLED_OUT = {
     "sec": "s",
@@ -174,6 +175,18 @@ COMPUTE = Dimension(
     examples=("TFLOP/s", "GFLOP/s"),
 )
 SHARE = Dimension(name="a share", units={"": Fraction(1), "%": Fraction(1, 100)}, examples=("%",))
+
+
+def plain_number(text: str) -> float | None:
+    """A finite decimal number, such as other tools write into their files; None where it is none.
+
+    float() alone would take 'nan', 'inf', '1_000' and digits of other scripts.
+
+    >>> plain_number("-2.5e9"), plain_number("1_000"), plain_number("1e999")
+    (-2500000000.0, None, None)
+    """
+    number = float(text) if _PLAIN.fullmatch(text) else math.inf
+    return number if math.isfinite(number) else None
 
 
 def seconds(text: str) -> float:

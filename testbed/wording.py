@@ -22,7 +22,7 @@ def impairments(direction: Direction) -> str:
     >>> impairments(Direction(rate_bps=1e9, delay_s=0.002, jitter_s=0.001, loss=0.01, codel=CoDel()))
     'jitter 1 ms (normal), loss 1 %, codel 5 ms'
     """
-    rate = direction.rate_trace or direction.opportunities
+    rate = direction.recorded_rate
     said = [
         f"rate follows {rate.name}" if rate else "",
         f"delay follows {direction.delay_trace.name}" if direction.delay_trace else "",
@@ -41,16 +41,15 @@ def _chance(share: float) -> str:
 
 
 def _rate(direction: Direction) -> str:
-    trace = direction.rate_trace or direction.opportunities
-    return f"~ {format_rate(direction.rate_bps, digits=4)}" if trace else format_rate(direction.rate_bps)
+    if direction.recorded_rate:
+        return f"~ {format_rate(direction.rate_bps, digits=4)}"
+    return format_rate(direction.rate_bps)
 
 
 def _delay(direction: Direction) -> str:
-    return (
-        f"~ {format_seconds(direction.delay_s, digits=4)}"
-        if direction.delay_trace
-        else format_seconds(direction.delay_s)
-    )
+    if direction.delay_trace:
+        return f"~ {format_seconds(direction.delay_s, digits=4)}"
+    return format_seconds(direction.delay_s)
 
 
 def _jitter(direction: Direction) -> str:
@@ -72,7 +71,7 @@ def _is_auto(direction: Direction) -> bool:
 
 
 def _queue(direction: Direction) -> str:
-    if direction.queue_bytes is None and direction.queue_packets is not None:
+    if direction.queue_in_packets:
         return f"{direction.queue_packets} packets"
     # What was left to us is marked, so that nobody takes it for a value of the file.
     return format_size(direction.effective_queue_bytes, digits=4) + (" (auto)" if _is_auto(direction) else "")

@@ -65,8 +65,11 @@ class Backend(Protocol):
     def connect(self, wiring: Wiring, *, nodes: Collection[str] | None = None, dilation: float = 1.0) -> None:
         """Give the plugged interfaces (of ``nodes`` only) their addresses, and the nodes their routes; repeatable."""
 
-    def broken(self, wiring: Wiring) -> dict[str, str]:
-        """The nodes whose sandbox is not as it was made, and what is wrong with it, worded for people."""
+    def broken(self, wiring: Wiring, *, plugged: Collection[str]) -> dict[str, str]:
+        """The nodes whose sandbox is not as it was made, and what is wrong with it, worded for people.
+
+        ``plugged`` names the links whose interfaces ought to be there; of the others nothing is expected.
+        """
 
     def stretch(self, wiring: Wiring, dilation: float) -> None:
         """Run timers of the sandboxes' kernel ``dilation`` times slower, where they can be told."""

@@ -107,9 +107,9 @@ def check(api: docker.APIClient, limits: Mapping[str, Limits]) -> None:
         if wanted.cpus is not None and wanted.cpus > host["NCPU"]:
             raise TestbedError(f"{node}: {wanted.cpus:g} CPUs are more than this machine has ({host['NCPU']})")
         if wanted.cpus is not None and not host.get("CpuCfsQuota"):
-            raise TestbedError(f"{node}: the kernel cannot limit CPU time (CONFIG_CFS_BANDWIDTH): leave it out")
+            raise TestbedError(f"{node}: the kernel cannot limit CPU time (CONFIG_CFS_BANDWIDTH): leave its `cpus` out")
         if wanted.memory_bytes is not None and not host.get("MemoryLimit"):
-            raise TestbedError(f"{node}: the kernel cannot limit memory (cgroup `memory`): leave it out")
+            raise TestbedError(f"{node}: the kernel cannot limit memory (cgroup `memory`): leave its `ram` out")
 
 
 def make(api: docker.APIClient, orders: Sequence[Order]) -> list[int]:

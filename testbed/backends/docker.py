@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,7 +103,6 @@ class DockerBackend(NamespaceBackend):
             self.hosts.chmod(0o644)
             pids = containers.make(api, self._orders(wiring.nodes))
             for node, pid in zip(wiring.nodes, pids, strict=True):
-                os.close(os.open(self.netns(node.name), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
                 self._adopt(node, pid)
 
     def recreate(self, wiring: Wiring, node: str) -> None:
@@ -112,12 +111,11 @@ class DockerBackend(NamespaceBackend):
         order = self._orders([wanted])[0]
         self._ledger.end_inside(self.netns(node))
         containers.remove({order.name: order.owner})
-        if kernel.is_mounted(self.netns(node)):
-            kernel.unmount(self.netns(node))
+        self._forget(node)
         with containers.connected() as api:
             self._adopt(wanted, containers.make(api, [order])[0])
 
-    def broken(self, wiring: Wiring) -> dict[str, str]:
+    def broken(self, wiring: Wiring, *, plugged: Collection[str]) -> dict[str, str]:
         """The nodes whose sandbox is not there, and what of it is missing, worded for people."""
         if engine.missing():
             return {node.name: f"no Docker Engine answers for the container of {node.name}" for node in wiring.nodes}
@@ -126,7 +124,7 @@ class DockerBackend(NamespaceBackend):
         return {
             node.name: problem
             for node, state in zip(wiring.nodes, states, strict=True)
-            if (problem := self._problem(node.name, state)) is not None
+            if (problem := self._problem(node.name, state) or self._lacking(node, plugged)) is not None
         }
 
     def _problem(self, node: str, state: containers.State | None) -> str | None:
@@ -147,10 +145,6 @@ class DockerBackend(NamespaceBackend):
     @property
     def _shared(self) -> Path:
         return self._ledger.directory / SHARED
-
-    def _adopt(self, node: NodeWiring, pid: int) -> None:
-        kernel.bind_mount(f"/proc/{pid}/ns/net", self.netns(node.name))
-        self._furnish(node)
 
     def _container(self, node: NodeWiring) -> str:
         """``lab.s1-5d41ab``: the same testbed name in another run directory is another testbed."""

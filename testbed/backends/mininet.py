@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from testbed.backends import kernel
 from testbed.backends.mininet_keeper import Failed, Hosts, Renew, Reply, Request, Tell
 from testbed.backends.namespaces import NamespaceBackend
 from testbed.backends.netns import NetnsSandbox
@@ -41,7 +41,6 @@ class MininetBackend(NamespaceBackend):
         self._start_keeper()
         pids = self._ask(Tell())
         for node in wiring.nodes:
-            os.close(os.open(self.netns(node.name), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
             self._adopt(node, pids[node.name])
 
     def recreate(self, wiring: Wiring, node: str) -> None:
@@ -50,21 +49,17 @@ class MininetBackend(NamespaceBackend):
             raise TestbedError("the process that keeps the Mininet hosts is gone: type `testbed down`, then up again")
         self._ledger.end_inside(self.netns(node))
         pids = self._ask(Renew(node=node))
-        if kernel.is_mounted(self.netns(node)):
-            kernel.unmount(self.netns(node))
+        self._forget(node)
         self._adopt(wiring.node(node), pids[node])
 
-    def broken(self, wiring: Wiring) -> dict[str, str]:
+    def broken(self, wiring: Wiring, *, plugged: Collection[str]) -> dict[str, str]:
         """The nodes whose host is not as it was made, and what is wrong with it, worded for people."""
         if not self._keeper_alive():
             return {node.name: f"{node.name} has gone with the process that kept it" for node in wiring.nodes}
         pids = self._ask(Tell())
         gone = [node.name for node in wiring.nodes if not self._is_home(node.name, pids)]
-        return {**{node: f"the Mininet host {node} is gone" for node in gone}, **super().broken(wiring)}
-
-    def _adopt(self, node: NodeWiring, pid: int) -> None:
-        kernel.bind_mount(f"/proc/{pid}/ns/net", self.netns(node.name))
-        self._furnish(node)
+        others = super().broken(wiring, plugged=plugged)
+        return {**{node: f"the Mininet host {node} is gone" for node in gone}, **others}
 
     def _is_home(self, node: str, pids: dict[str, int]) -> bool:
         try:

@@ -13,11 +13,10 @@ import socket
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_network
 from pathlib import Path
-
-from pyroute2 import IPRoute
-from pyroute2.netlink.exceptions import NetlinkError
+from typing import TYPE_CHECKING
 
 from testbed.backends import kernel
+from testbed.backends.inspection import lacking
 from testbed.backends.routes import KernelRoute, put_in
 from testbed.errors import TestbedError
 from testbed.ledger import Ledger
@@ -25,6 +24,9 @@ from testbed.paths import Paths
 from testbed.tcp import INITIAL_WINDOW_PACKETS, RTO_MIN_S, initial_window
 from testbed.topology import Topology
 from testbed.wiring import NODE_PREFIX_LENGTH, NodeWiring, Wiring
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 #: Between the two ends of a cable, where only probes talk, and those set their own bounds.
 PROBE_WINDOW_PACKETS = 1 << 14
@@ -69,19 +71,16 @@ class NamespaceBackend:
         """The hosts file of all sandboxes."""
         return self._ledger.directory / "hosts"
 
-    def broken(self, wiring: Wiring) -> dict[str, str]:
+    def broken(self, wiring: Wiring, *, plugged: Collection[str]) -> dict[str, str]:
         """The nodes whose sandbox is not as it was made, and what is wrong with it, worded for people."""
-        return {
-            node.name: f"the namespace of {node.name} is gone"
-            for node in wiring.nodes
-            if not kernel.is_mounted(self.netns(node.name))
-        }
+        found = {node.name: self._lacking(node, plugged) for node in wiring.nodes}
+        return {node: problem for node, problem in found.items() if problem is not None}
 
     def connect(self, wiring: Wiring, *, nodes: Collection[str] | None = None, dilation: float = 1.0) -> None:
         """Give the plugged interfaces (of ``nodes`` only) their addresses, and the nodes their routes; repeatable."""
         for node in wiring.nodes:
             if nodes is None or node.name in nodes:
-                with kernel.inside_netns(self.netns(node.name)), IPRoute() as netlink:
+                with kernel.inside_netns(self.netns(node.name)), _netlink() as netlink:
                     self._connect(node, netlink, dilation)
 
     def stretch(self, wiring: Wiring, dilation: float) -> None:
@@ -94,6 +93,8 @@ class NamespaceBackend:
                     raise TestbedError(f"{node.name}: its routes cannot be changed: {error}") from error
 
     def _connect(self, node: NodeWiring, netlink: IPRoute, dilation: float) -> None:
+        from pyroute2.netlink.exceptions import NetlinkError
+
         links = {link.get("ifname"): link for link in netlink.get_links()}
         index = {name: link["index"] for name, link in links.items()}
         try:
@@ -132,22 +133,47 @@ class NamespaceBackend:
                 rto_min_ms=max(1, round(1e3 * dilation * RTO_MIN_S)),
             )
 
+    def _lacking(self, node: NodeWiring, plugged: Collection[str]) -> str | None:
+        """What the namespace of a node lacks, worded for people; None if nothing."""
+        if not kernel.is_mounted(self.netns(node.name)):
+            return f"the namespace of {node.name} is gone"
+        with kernel.inside_netns(self.netns(node.name)):
+            return lacking(node, plugged)
+
     def _prepare(self, wiring: Wiring) -> None:
-        """Write down every namespace that will be mounted, and make room for them."""
+        """Write down every namespace that will be mounted, and make an empty file to mount each on."""
         for_each: list[dict[str, object]] = [
             {"kind": "netns", "path": str(self.netns(node.name))} for node in wiring.nodes
         ]
         self._ledger.record(*for_each)
         (self._ledger.directory / "netns").mkdir()
+        for node in wiring.nodes:
+            self.netns(node.name).touch(0o400, exist_ok=False)
         self.hosts.write_text(wiring.hosts)
+
+    def _adopt(self, node: NodeWiring, pid: int) -> None:
+        """Make the network namespace of a process the node's, and set it up."""
+        kernel.bind_mount(f"/proc/{pid}/ns/net", self.netns(node.name))
+        self._furnish(node)
+
+    def _forget(self, node: str) -> None:
+        """Take away the namespace of ``node``, if it is still there."""
+        if kernel.is_mounted(self.netns(node)):
+            kernel.unmount(self.netns(node))
 
     def _furnish(self, node: NodeWiring) -> None:
         """Set the kernel of a mounted namespace up, and give the node its address."""
         with kernel.inside_netns(self.netns(node.name)):
             _configure_kernel(node)
-            with IPRoute() as netlink:
+            with _netlink() as netlink:
                 netlink.addr("replace", index=1, address=node.address, prefixlen=NODE_PREFIX_LENGTH)
                 netlink.link("set", index=1, state="up")
+
+
+def _netlink() -> IPRoute:
+    from pyroute2 import IPRoute  # takes long to load, and only who brings something up needs it
+
+    return IPRoute()
 
 
 def _configure_kernel(node: NodeWiring) -> None:

@@ -6,7 +6,6 @@ on a node see the host's files, under the host's process ids, and have no privil
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -54,14 +53,12 @@ class NetnsBackend(NamespaceBackend):
         """Make all namespaces, with the data-plane address on each loopback and no cables yet."""
         self._prepare(wiring)
         for node in wiring.nodes:
-            os.close(os.open(self.netns(node.name), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400))
             kernel.create_netns(self.netns(node.name))
             self._furnish(node)
 
     def recreate(self, wiring: Wiring, node: str) -> None:
         """End everything in the namespace of ``node`` and make it again."""
         self._ledger.end_inside(self.netns(node))
-        if kernel.is_mounted(self.netns(node)):
-            kernel.unmount(self.netns(node))
+        self._forget(node)
         kernel.create_netns(self.netns(node))
         self._furnish(wiring.node(node))

@@ -12,7 +12,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from testbed import pcap, units
-from testbed.commands.common import Name, new_file
+from testbed.commands.common import Force, Name, looked_at, new_file, note, quantity
 from testbed.network import Network
 
 
@@ -24,33 +24,27 @@ def capture(
     ] = None,
     packets: Annotated[int | None, typer.Option("--packets", "-c", min=1, help="End after so many.")] = None,
     duration: Annotated[str | None, typer.Option("--duration", help="End after this time, such as 10s.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    force: Force = False,
     name: Name = None,
 ) -> None:
     """Write the packets that one end of a link sends and receives; until Ctrl-C, without --packets or --duration."""
-    duration_s = None if duration is None else units.seconds(duration)
+    duration_s = None if duration is None else quantity("--duration", duration, units.seconds)
     network = Network.attach(name)
     network.close()
     end = network.end_of(link, at)
     with _opened(output, force) as file:
-        count = 0
         try:
-            sys.stderr.write(f"capturing {end.link} at {end.node} ({end.name}); Ctrl-C ends it\n")
-            count = pcap.capture(
-                network.netns(end.node),
-                end.name,
-                file,
-                most_packets=packets,
-                duration_s=duration_s,
-                going=lambda: True,
-            )
+            note(f"capturing {end.link} at {end.node} ({end.name}); Ctrl-C ends it")
+            netns = network.netns(end.node)
+            with looked_at(network):
+                count = pcap.capture(netns, end.name, file, most_packets=packets, duration_s=duration_s)
         except KeyboardInterrupt:
             file.flush()
-            sys.stderr.write("\n")
+            note("")
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read it has seen enough
         else:
-            sys.stderr.write(f"{count} packets\n")
+            note(f"{count} packets")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from testbed import load
-from testbed.commands.common import Name, new_file, say
+from testbed.commands.common import Force, Name, new_file, note, say
 from testbed.drawing.mermaid import beyond_mermaid, mermaid
 from testbed.drawing.view import View
 from testbed.errors import TestbedError
@@ -26,7 +26,7 @@ def graph(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="FILE.svg, .png, .mmd or .mermaid; default: Mermaid, printed.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    force: Force = False,
     name: Name = None,
 ) -> None:
     """Draw a topology: metros, rates, delays; of a testbed that is up, also what was changed and what is broken."""
@@ -53,15 +53,14 @@ def _running(name: str | None) -> View:
     finally:
         network.close()
     for problem in state.broken:
-        sys.stderr.write(f"{problem}\n")
+        note(problem)
     return View(topology=network.topology, shaping=shaping, broken=frozenset(state.broken_nodes))
 
 
 def _write_text(view: View, output: Path | None, force: bool) -> None:
     text = mermaid(view)
-    note = beyond_mermaid(view, text)
-    if note:
-        sys.stderr.write(f"{note}\n")
+    if beyond := beyond_mermaid(view, text):
+        note(beyond)
     if output is None:
         sys.stdout.write(text)
         return

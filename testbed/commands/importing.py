@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from testbed import units
+from testbed.commands.common import Force, new_file, note, quantity, say
 from testbed.errors import TestbedError
 from testbed.importers.detect import Form
 from testbed.importers.links import LinkChoices, Parallel
 from testbed.importers.pipeline import import_topology
-from testbed.importers.reading import counted
 from testbed.importers.resolve import DEVICE_CLASSES, Choices
 from testbed.importers.rtt import Repeated, RttOptions
+from testbed.words import counted
 
 MAX_ROUTE_FACTOR = 100.0
 
@@ -38,7 +38,7 @@ def import_file(
         ),
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write this file instead of printing.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    force: Force = False,
     form: Annotated[Form | None, typer.Option("--format", help="Default: found out from the file.")] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the topology; default: from the file's name.")] = "",
     servers: Annotated[
@@ -73,9 +73,9 @@ def import_file(
         only=only,
         largest=largest,
         links=LinkChoices(
-            rate_bps=_quantity("--rate", rate, units.bits_per_second),
-            delay_s=_quantity("--delay", delay, units.seconds),
-            per_km_s=_positive("--delay-per-km", _quantity("--delay-per-km", delay_per_km, units.seconds)),
+            rate_bps=_given("--rate", rate, units.bits_per_second),
+            delay_s=_given("--delay", delay, units.seconds),
+            per_km_s=_positive("--delay-per-km", _given("--delay-per-km", delay_per_km, units.seconds)),
             route_factor=_factor(route_factor),
             parallel=parallel,
         ),
@@ -103,34 +103,24 @@ def import_file(
         table=RttOptions(columns=_columns(columns), repeated=repeated),
         command=_command(file, given),
     )
-    console = Console(stderr=output is None, width=None if sys.stdout.isatty() else 120)
-    for note in imported.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+    for remark in imported.notes:
+        (note if output is None else say)(f"note: {remark}")
     if output is None:
         sys.stdout.write(imported.text)
         return
-    _write(output, imported.text, force)
+    with new_file(output, force=force) as opened:
+        opened.write(imported.text.encode())
     net = imported.topology
     made = (
         counted(len(net.servers), "server"),
         counted(len(net.nodes) - len(net.servers), "router"),
         counted(len(net.links), "link"),
     )
-    console.print(
-        f"wrote {output}: {', '.join(made)} from {imported.form}; look at it with `testbed check {output}`",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    say(f"wrote {output}: {', '.join(made)} from {imported.form}; look at it with `testbed check {output}`")
 
 
-def _quantity(option: str, written: str, parse: Callable[[str], float]) -> float | None:
-    if not written:
-        return None
-    try:
-        return parse(written)
-    except units.UnitError as error:
-        raise TestbedError(f"{option}: {error}") from None
+def _given(option: str, written: str, parse: Callable[[str], float]) -> float | None:
+    return quantity(option, written, parse) if written else None
 
 
 def _positive(option: str, value: float | None) -> float | None:
@@ -163,13 +153,3 @@ def _command(file: Path, given: Mapping[str, str | bool | None]) -> str:
         if value:
             words += [option] if value is True else [option, str(value)]
     return shlex.join(words)
-
-
-def _write(output: Path, text: str, force: bool) -> None:
-    try:
-        with output.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise TestbedError(f"{output} exists: choose another name, or replace it with --force") from None
-    except OSError as error:
-        raise TestbedError(f"{output} cannot be written: {error.strerror}") from error

@@ -1,23 +1,20 @@
-"""``testbed status``: what is there, what is broken, and every link as it is shaped now."""
+"""``testbed list``, and ``testbed status``: what is there, what is broken, every link as it is shaped now."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import typer
-from rich.table import Table
 
-from testbed import units, wording
-from testbed.commands.common import BROKEN, AsJson, Name, console, print_json, say
+from testbed import units
+from testbed.commands.common import BROKEN, AsJson, Columns, Name, console, note, print_json, print_table, say
+from testbed.judging import expected_rtt_s
 from testbed.ledger import all_names
 from testbed.network import Network
 from testbed.shaping.base import DirectionReport, Lateness
-from testbed.status import Status
-from testbed.topology import Direction
-from testbed.verify import expected_rtt_s
-
-COLUMNS = ("link", "rate", "delay", "impairments", "RTT", "carried", "dropped", "queued", "engine", "")
+from testbed.status import Status, named
+from testbed.wording import DIRECTION_COLUMNS, impairments
 
 
 def status(name: Name = None, as_json: AsJson = False) -> None:
@@ -39,12 +36,12 @@ def status(name: Name = None, as_json: AsJson = False) -> None:
 
 
 def listed() -> None:
-    """List the testbeds that are up, one per line."""
+    """List the testbeds that are up, one a line."""
     names = all_names()
     for each in names:
         say(each)
     if not names:
-        say("no testbed is up")
+        note("no testbed is up")
 
 
 def _print(state: Status, reports: Sequence[DirectionReport], lateness: Lateness) -> None:
@@ -63,17 +60,7 @@ def _print(state: Status, reports: Sequence[DirectionReport], lateness: Lateness
         say(f"type `testbed restart --name {state.name}`, or `testbed down --name {state.name}` and bring it up again")
     if not reports:
         return
-    shaping = {(report.link, report.source): report.applied for report in reports}
-    rows = [_row(report, shaping, state.changed) for report in reports]
-    used = [number for number in range(len(COLUMNS)) if any(row[number] for row in rows)]
-    table = Table(box=None, pad_edge=False)
-    for number in used:  # most networks have no impairments or drops
-        table.add_column(
-            COLUMNS[number], justify="right" if number else "left", no_wrap=COLUMNS[number] != "impairments"
-        )
-    for row in rows:
-        table.add_row(*(row[number] for number in used))
-    console.print(table, highlight=False)
+    print_table(_columns(reports, state), reports, wrapped="impairments")
     if lateness.releases:
         say(
             f"the relay released {lateness.releases} times: late by {1e3 * lateness.p50_s:.2f} ms in the middle, "
@@ -81,21 +68,24 @@ def _print(state: Status, reports: Sequence[DirectionReport], lateness: Lateness
         )
 
 
-def _row(
-    report: DirectionReport, shaping: Mapping[tuple[str, str], Direction], changed: Collection[str]
-) -> tuple[str, ...]:
-    applied = report.applied
+def _columns(reports: Sequence[DirectionReport], state: Status) -> Columns[DirectionReport]:
+    shaping = {(report.link, report.source): report.applied for report in reports}
+
+    def rtt(report: DirectionReport) -> str:
+        back = shaping[report.link, report.target]
+        return units.format_seconds(expected_rtt_s(report.applied, back), digits=4)
+
     return (
-        f"{report.source} → {report.target}",
-        units.format_rate(applied.rate_bps),
-        units.format_seconds(applied.delay_s),
-        wording.impairments(applied),
-        units.format_seconds(expected_rtt_s(applied, shaping[report.link, report.target]), digits=4),
-        units.format_size(report.bytes, digits=3),
-        _dropped(report.dropped),
-        units.format_size(report.queued_bytes, digits=3) if report.queued_bytes else "",
-        report.engine,
-        "changed" if f"{report.link} from {report.source}" in changed else "",
+        ("link", lambda report: f"{report.source} → {report.target}"),
+        ("rate", lambda report: DIRECTION_COLUMNS["rate"](report.applied)),
+        ("delay", lambda report: DIRECTION_COLUMNS["delay"](report.applied)),
+        ("impairments", lambda report: impairments(report.applied)),
+        ("RTT", rtt),
+        ("carried", lambda report: units.format_size(report.bytes, digits=3)),
+        ("dropped", lambda report: _dropped(report.dropped)),
+        ("queued", lambda report: units.format_size(report.queued_bytes, digits=3) if report.queued_bytes else ""),
+        ("engine", lambda report: report.engine),
+        ("", lambda report: "changed" if named(report.link, report.source) in state.changed else ""),
     )
 
 

@@ -1,22 +1,23 @@
-"""``testbed verify``: the emulated network against its file, measured."""
+"""``testbed verify``: the emulated network, measured, beside what is in force."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Annotated
 
 import msgspec
 import typer
-from rich.table import Table
+from rich.text import Text
 
-from testbed.commands.common import BROKEN, AsJson, Name, console, print_json, say
+from testbed.commands.common import BROKEN, AsJson, Columns, Name, console, looked_at, print_json, print_table, say
 from testbed.errors import TestbedError
+from testbed.judging import LinkMeasurement
 from testbed.network import Network
 from testbed.topology import MTU_BYTES
-from testbed.verify import LinkMeasurement, PairMeasurement, Verification
+from testbed.verify import PairMeasurement, Verification
 from testbed.verify import verify as measure
 
 STORED = "verify.json"  # in the run directory
@@ -33,7 +34,7 @@ def verify(
     network = Network.attach(name)
     started_s = time.monotonic()
     try:
-        with console.status("measuring"):
+        with console.status("measuring"), looked_at(network):
             found = measure(network)
         store = [network.directory / STORED, *([output] if output else [])]
     finally:
@@ -55,28 +56,20 @@ def verify(
 
 def _print_links(links: Sequence[LinkMeasurement]) -> None:
     notes = dict(zip(dict.fromkeys(link.judged for link in links), ascii_lowercase, strict=False))
-    columns: dict[str, Callable[[LinkMeasurement], str]] = {
-        "link": lambda link: f"{link.source} → {link.target}",
-        "RTT": lambda link: f"{1e3 * link.rtt_s:.3f} ms",
-        "file's": lambda link: f"{1e3 * link.expected_rtt_s:.3f}",
-        "one way": lambda link: f"{1e3 * link.oneway.delay_s:.3f} ms" if link.oneway else "",
-        "file's ": lambda link: f"{1e3 * link.oneway.expected_delay_s:.3f}" if link.oneway else "",
-        "goodput": lambda link: f"{link.goodput_bps / 1e6:.1f} Mbit/s",
-        "file's  ": lambda link: f"{'≥ ' if link.goodput_at_least else ''}{link.expected_goodput_bps / 1e6:.1f}",
-        "jitter (file's)": _jitter,
-        "loss (file's)": _loss,
-        "twice (file's)": _twice,
-        "": lambda link: _mark(link.ok) + f" ({notes.get(link.judged, '-')})",
-    }
-    table = Table(box=None, pad_edge=False)
-    rows = [[cell(link) for cell in columns.values()] for link in links]
-    used = [number for number in range(len(columns)) if any(row[number] for row in rows)]
-    for number, title in enumerate(columns):
-        if number in used:
-            table.add_column(title, justify="left" if title in ("link", "") else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(row[number] for number in used))
-    console.print(table, highlight=False)
+    columns: Columns[LinkMeasurement] = (
+        ("link", lambda link: f"{link.source} → {link.target}"),
+        ("RTT", lambda link: f"{1e3 * link.rtt_s:.3f} ms"),
+        ("expected", lambda link: f"{1e3 * link.expected_rtt_s:.3f}"),
+        ("one way", lambda link: f"{1e3 * link.oneway.delay_s:.3f} ms" if link.oneway else ""),
+        ("expected", lambda link: f"{1e3 * link.oneway.expected_delay_s:.3f}" if link.oneway else ""),
+        ("goodput", lambda link: f"{link.goodput_bps / 1e6:.1f} Mbit/s"),
+        ("expected", lambda link: f"{'≥ ' if link.goodput_at_least else ''}{link.expected_goodput_bps / 1e6:.1f}"),
+        ("jitter (expected)", _jitter),
+        ("loss (expected)", _loss),
+        ("duplicates (expected)", _duplicates),
+        ("", lambda link: _mark(link.ok) + f" ({notes.get(link.judged, '-')})"),
+    )
+    print_table(columns, links)
     for text, letter in notes.items():
         say(f"({letter}) {text}")
 
@@ -89,17 +82,15 @@ def _jitter(link: LinkMeasurement) -> str:
 
 
 def _loss(link: LinkMeasurement) -> str:
-    found = link.oneway
-    if found is None or not (found.expected_loss or found.loss):
-        return ""
-    return f"{found.loss:.1%} ({found.expected_loss:.1%})"
+    return "" if link.oneway is None else _share(link.oneway.loss, link.oneway.expected_loss)
 
 
-def _twice(link: LinkMeasurement) -> str:
-    found = link.oneway
-    if found is None or not (found.expected_duplicates or found.duplicates):
-        return ""
-    return f"{found.duplicates:.1%} ({found.expected_duplicates:.1%})"
+def _duplicates(link: LinkMeasurement) -> str:
+    return "" if link.oneway is None else _share(link.oneway.duplicates, link.oneway.expected_duplicates)
+
+
+def _share(found: float, expected: float) -> str:
+    return f"{found:.1%} ({expected:.1%})" if found or expected else ""
 
 
 def _print_pairs(pairs: Sequence[PairMeasurement]) -> None:
@@ -108,11 +99,9 @@ def _print_pairs(pairs: Sequence[PairMeasurement]) -> None:
         return
     shown = pairs if len(pairs) <= SHOWN_PAIRS else [pair for pair in pairs if not pair.ok][:SHOWN_PAIRS]
     for pair in shown:
-        console.print(
-            f"{pair.source} – {pair.target}: RTT {1e3 * pair.rtt_s:.3f} ms, expected {1e3 * pair.expected_rtt_s:.3f} "
-            f"{_mark(pair.ok)}",
-            highlight=False,
-        )
+        rtt = f"RTT {1e3 * pair.rtt_s:.3f} ms, expected {1e3 * pair.expected_rtt_s:.3f} "
+        console.print(f"{pair.source} – {pair.target}: {rtt}", end="", highlight=False)
+        console.print(_mark(pair.ok))
     worst = max(pairs, key=lambda pair: abs(pair.rtt_s - pair.expected_rtt_s))
     error_s = worst.rtt_s - worst.expected_rtt_s
     say(f"round trips of all {len(pairs)} pairs: the worst is {worst.source} – {worst.target}, {1e3 * error_s:+.3f} ms")
@@ -128,5 +117,5 @@ def _print_verdict(found: Verification, took_s: float) -> None:
     )
 
 
-def _mark(ok: bool) -> str:
-    return "[green]ok[/green]" if ok else "[red]off[/red]"
+def _mark(ok: bool) -> Text:
+    return Text("ok", style="green") if ok else Text("off", style="red")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -70,11 +70,11 @@ def restart(
         started_s = time.monotonic()
         before = network.status()
         nodes = before.broken_nodes if node is None else (node,)
-        parts = [*([] if before.relay_alive else ["the relay"]), *nodes]
-        if not parts:
+        if not nodes and before.up:
             say("nothing is broken")
             return
         network.restart(*nodes)
+        parts = [*([] if before.relay_alive else ["the relay"]), *nodes] or ["the links"]
         say(f"restarted {', '.join(parts)} ({time.monotonic() - started_s:.1f} s)")
         remaining = network.status().broken
     finally:
@@ -124,8 +124,8 @@ def _follow(files: dict[str, Path]) -> None:
             file.seek(0, os.SEEK_END)
         while True:
             for title, file in opened.items():
-                for line in _new_lines(file.read()):
-                    sys.stdout.write(f"{title}: {line}\n" if len(opened) > 1 else f"{line}\n")
+                for line in _whole_lines(file):
+                    sys.stdout.write(f"{title}: {line}" if len(opened) > 1 else line)
             sys.stdout.flush()
             time.sleep(FOLLOW_S)
     except KeyboardInterrupt:
@@ -135,5 +135,10 @@ def _follow(files: dict[str, Path]) -> None:
             file.close()
 
 
-def _new_lines(data: bytes) -> Iterator[str]:
-    yield from data.decode(errors="replace").splitlines()
+def _whole_lines(file: BinaryIO) -> Iterator[str]:
+    """The lines that have come since the last time; one that is still being written waits for the next."""
+    while line := file.readline():
+        if not line.endswith(b"\n"):
+            file.seek(-len(line), os.SEEK_CUR)
+            return
+        yield line.decode(errors="replace")

@@ -10,20 +10,14 @@ Only what is named changes; nothing queued is lost.  ``bursts=false``, ``codel=f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table as Grid
-from rich.text import Text
 
-from testbed.errors import TestbedError
+from testbed.commands.common import Columns, Name, print_table
 from testbed.loading.changes import changed
-from testbed.loading.problems import enumerate_words
 from testbed.network import Network
-from testbed.topology import Direction, Link
 from testbed.wording import DIRECTION_COLUMNS, impairments
 
 
@@ -31,49 +25,26 @@ def set_link(
     link: Annotated[str, typer.Argument(help="A link such as s1-s2.")],
     changes: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Keys of docs/topology-files.md.")],
     source: Annotated[str | None, typer.Option("--from", metavar="NODE", help="Only packets that leave there.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Which testbed; unnecessary if there is only one.")] = None,
+    name: Name = None,
 ) -> None:
     """Change a running link: only what is named, at once, without losing what is queued."""
     network = Network.attach(name)
     try:
-        found = _link(network, link)
-        sources = _sources(found, source)
+        first = network.end_of(link)
+        ends = (first.node, first.peer)
+        changing = ends if source is None else (network.end_of(link, source).node,)
         in_force = network.shaping()
         # Everything is understood before anything is changed.
-        wanted = {each: changed(in_force[found.name, each], changes, Path()) for each in sources}
-        for each, direction in wanted.items():
-            network.shape(found.name, each, direction)
+        wanted = {end: changed(in_force[first.link, end], changes, Path()) for end in changing}
+        for end, direction in wanted.items():
+            network.shape(first.link, end, direction)
         now = network.shaping()
     finally:
         network.close()
-    _print(found, {each: now[found.name, each] for each in (found.a, found.b)})
-
-
-def _link(network: Network, name: str) -> Link:
-    try:
-        return network.topology.link(name)
-    except KeyError:
-        names = enumerate_words(each.name for each in network.topology.links)
-        raise TestbedError(f"testbed {network.name!r} has no link {name!r}; it has {names}") from None
-
-
-def _sources(link: Link, source: str | None) -> tuple[str, ...]:
-    if source is None:
-        return link.a, link.b
-    if source not in (link.a, link.b):
-        raise TestbedError(f"{source!r} is no end of {link.name}; it joins {link.a} and {link.b}")
-    return (source,)
-
-
-def _print(link: Link, in_force: Mapping[str, Direction]) -> None:
-    grid = Grid(box=None, pad_edge=False)
-    for title in ("link", "rate", "delay", ""):
-        grid.add_column(title, justify="left" if title in ("link", "") else "right", no_wrap=bool(title))
-    for source, target in ((link.a, link.b), (link.b, link.a)):
-        direction = in_force[source]
-        cells = [DIRECTION_COLUMNS[name](direction) for name in ("rate", "delay")]
-        grid.add_row(f"{source} → {target}", *cells, Text(impairments(direction)))
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=120)  # into files and pipes, tables are not squeezed into 80 columns
-    console.print(grid, highlight=False)
+    columns: Columns[str] = (
+        ("link", lambda end: f"{end} → {ends[1] if end == ends[0] else ends[0]}"),
+        ("rate", lambda end: DIRECTION_COLUMNS["rate"](now[first.link, end])),
+        ("delay", lambda end: DIRECTION_COLUMNS["delay"](now[first.link, end])),
+        ("impairments", lambda end: impairments(now[first.link, end])),
+    )
+    print_table(columns, ends, wrapped="impairments")

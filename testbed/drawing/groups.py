@@ -56,11 +56,11 @@ def parts(topology: Topology, ends: Ends) -> list[tuple[str, list[int]]]:
         if degrees[leaf] == 1 and degrees[hub] > 1 and not metros[leaf] and not metros[hub]
     }
     leaves = Counter(hub_of.values())
-    parts: dict[tuple[str, int], list[int]] = defaultdict(list)
+    found: dict[tuple[str, int], list[int]] = defaultdict(list)
     for place, metro in enumerate(metros):
         hub = hub_of.get(place, place)
-        parts[(metro, -1) if metro else ("", hub if leaves[hub] >= BUNDLE else place)].append(place)
-    return [(metro, members) for (metro, _), members in parts.items()]
+        found[(metro, -1) if metro else ("", hub if leaves[hub] >= BUNDLE else place)].append(place)
+    return [(metro, members) for (metro, _), members in found.items()]
 
 
 def arranged(topology: Topology, metro: str, members: list[int], ends: Ends) -> Group:

@@ -21,15 +21,12 @@ from matplotlib.patches import Circle
 from testbed.drawing.labels import Box, Page
 from testbed.drawing.layout import Layout, Point, layout
 from testbed.drawing.legend import ALERT, GROUP, INK, MUTED, NODE, ROUTER, UNSHAPED, Scales, handles
-from testbed.drawing.view import View, Way, counted, details
+from testbed.drawing.paper import COLUMN_IN, EDGE_IN, FOOT_IN, HEAD_IN, paper_for
+from testbed.drawing.view import View, Way, details
 from testbed.topology import Link, Node
+from testbed.words import counted
 
 PNG_DPI = 150
-#: Least and most of what the paper measures, in inches.
-WIDTHS_IN, HEIGHTS_IN = (6.5, 22.0), (3.6, 18.0)
-COLUMN_IN = 1.6  # the legend, on the right
-HEAD_IN, FOOT_IN, EDGE_IN = 0.55, 0.3, 0.15
-UNIT_IN = (0.6, 0.95)  # paper for one unit of the layout: wanted, and no more than
 MOST_DETAILED = 30  # servers; beyond, devices and users are left out
 MOST_WORDED = 80  # links; beyond, and in a dense mesh, rates and delays are only drawn
 
@@ -65,25 +62,7 @@ def save(figure: Figure, file: BinaryIO, form: str) -> None:
         figure.savefig(file, format=form, dpi=PNG_DPI, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class _Paper:
-    """Where the layout lies on the paper, all in inches but ``unit_in``."""
-
-    width_in: float
-    height_in: float
-    unit_in: float
-    middle: Point  # of the layout, in its units
-
-    def at(self, point: Point) -> Point:
-        """A place of the layout on the paper."""
-        across, up = self.width_in - COLUMN_IN, self.height_in - HEAD_IN - FOOT_IN
-        return (
-            across / 2 + (point[0] - self.middle[0]) * self.unit_in,
-            FOOT_IN + up / 2 + (point[1] - self.middle[1]) * self.unit_in,
-        )
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Left:
     """What found no room."""
 
@@ -98,7 +77,7 @@ class _Drawing:
     def __init__(self, view: View, placed: Layout, width_in: float | None) -> None:
         self._view = view
         self._ways = [view.ways(link) for link in view.topology.links]
-        self._paper = _paper(placed, width_in)
+        self._paper = paper_for(placed, width_in)
         self._places = {name: self._paper.at(point) for name, point in placed.places.items()}
         self._discs = [(disc.name, self._paper.at(disc.centre), disc.radius) for disc in placed.discs]
         self._node_in = max(0.06, min(0.3, 0.5 * self._paper.unit_in))  # across
@@ -361,25 +340,6 @@ class _Drawing:
         lines = text.split("\n")
         width = max(self._renderer.get_text_width_height_descent(line, font, ismath=False)[0] for line in lines)
         return width / PNG_DPI + 0.04, 1.15 * size * len(lines) / _POINTS_PER_IN + 0.02
-
-
-def _paper(placed: Layout, width_in: float | None) -> _Paper:
-    xs = [x + side * r for (x, _), r in _extents(placed) for side in (-1, 1)]
-    ys = [y + side * r for (_, y), r in _extents(placed) for side in (-1, 1)]
-    across, up = max(xs) - min(xs), max(ys) - min(ys)
-    wide_in = width_in or max(WIDTHS_IN[0], min(WIDTHS_IN[1], across * UNIT_IN[0] + COLUMN_IN + 2 * EDGE_IN))
-    unit_in = min(
-        UNIT_IN[1],
-        (wide_in - COLUMN_IN - 2 * EDGE_IN) / across,
-        (HEIGHTS_IN[1] - HEAD_IN - FOOT_IN) / up,
-    )
-    high_in = max(HEIGHTS_IN[0], up * unit_in + HEAD_IN + FOOT_IN)
-    return _Paper(wide_in, high_in, unit_in, ((max(xs) + min(xs)) / 2, (max(ys) + min(ys)) / 2))
-
-
-def _extents(placed: Layout) -> list[tuple[Point, float]]:
-    # Beyond nodes and metros there is to be room for their texts.
-    return [*((point, 0.8) for point in placed.places.values()), *((d.centre, d.radius + 0.5) for d in placed.discs)]
 
 
 def _box(x: float, y: float, width: float, height: float) -> Box:

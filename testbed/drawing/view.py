@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from testbed.topology import Direction, Link, Node, Topology
 from testbed.units import format_flops, format_rate, format_size
+from testbed.words import counted
 
 _DIGITS = 4
 
@@ -37,7 +38,7 @@ class Way:
     def words(self) -> str:
         """``1 Gbit/s, 2 ms``; ``~`` stands before the mean of a recording.  Delays are all in ms, to be compared."""
         direction = self.direction
-        rate = "~ " if direction.rate_trace or direction.opportunities else ""
+        rate = "~ " if direction.recorded_rate else ""
         delay = "~ " if direction.delay_trace else ""
         return (
             f"{rate}{format_rate(direction.rate_bps, digits=_DIGITS)}, {delay}{1e3 * direction.delay_s:.{_DIGITS}g} ms"
@@ -88,12 +89,3 @@ def details(node: Node) -> tuple[str, ...]:
         f"{format_flops(node.device.peak_flops_per_s, digits=3)}, {format_size(node.device.fast_bytes, digits=3)}",
         f"users {node.users:g}",
     )
-
-
-def counted(count: int, what: str) -> str:
-    """``what`` with its number.
-
-    >>> counted(1, "link"), counted(3, "server")
-    ('1 link', '3 servers')
-    """
-    return f"{count} {what}{'' if count == 1 else 's'}"

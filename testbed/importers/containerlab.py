@@ -18,8 +18,9 @@ from testbed.errors import TestbedError
 from testbed.importers.graph import Edge, Flow, Graph, Vertex
 from testbed.importers.reading import ImportRefusedError, check_count
 from testbed.loading.document import compose
-from testbed.loading.problems import Report, enumerate_words, render
+from testbed.loading.problems import Report, render
 from testbed.topology import NodeKind
+from testbed.words import enumerate_words
 
 _HOSTS = frozenset(("linux",))
 #: What an endpoint names when it does not name a node.

@@ -14,8 +14,7 @@ from typing import Literal
 from testbed import units
 from testbed.importers.distance import FIBRE_S_PER_KM, ROUNDED_TO_S, delay_s
 from testbed.importers.graph import Edge, Flow, Graph, Place
-from testbed.importers.reading import counted
-from testbed.loading.problems import enumerate_words
+from testbed.words import counted, enumerate_words
 
 Parallel = Literal["first", "sum", "fastest"]
 #: What the loader takes; a test holds the two together.
@@ -117,27 +116,6 @@ def check_ranges(graph: Graph, edges: Iterable[Edge], findings: Findings) -> Non
     findings.asks += [f"{graph.named(edge)}: {problem}" for edge, problem in wrong[:_SHOWN]]
     if len(wrong) > _SHOWN:
         findings.asks.append(f"and {len(wrong) - _SHOWN} more numbers out of range")
-
-
-def pieces(keys: Iterable[str], edges: Iterable[Edge]) -> list[list[str]]:
-    """The nodes that can reach each other, the largest piece first."""
-    neighbours: dict[str, list[str]] = {key: [] for key in keys}
-    for edge in edges:
-        neighbours[edge.a].append(edge.b)
-        neighbours[edge.b].append(edge.a)
-    parts: list[list[str]] = []
-    reached: set[str] = set()
-    for start in neighbours:
-        if start in reached:
-            continue
-        part, front = {start}, [start]
-        while front:
-            fresh = {peer for peer in neighbours[front.pop()] if peer not in part}
-            part |= fresh
-            front += fresh
-        reached |= part
-        parts.append([key for key in neighbours if key in part] if len(part) > 1 else [start])
-    return sorted(parts, key=len, reverse=True)
 
 
 def _rate_origin(edge: Edge, choices: LinkChoices) -> str:

@@ -32,9 +32,9 @@ from typing import Any
 
 from testbed.errors import did_you_mean
 from testbed.importers.graph import Edge, Flow, Graph, Vertex
-from testbed.importers.reading import ImportRefusedError, check_count, counted, read
-from testbed.loading.problems import enumerate_words
+from testbed.importers.reading import ImportRefusedError, check_count, read
 from testbed.units import NUMBER, seconds
+from testbed.words import counted, enumerate_words
 
 SUFFIX = ".py"
 _MODULE = "mininet_script_to_import"  # not __main__, so that what a script does when run is left out

@@ -10,14 +10,12 @@ comes out of a compressed file is bounded before memory is taken.
 from __future__ import annotations
 
 import lzma
-import math
-import re
 import zlib
 from pathlib import Path
 
 from testbed.errors import TestbedError
 from testbed.loading.fileformat import MAX_NODES
-from testbed.units import MAX_TEXT
+from testbed.units import MAX_TEXT, plain_number
 
 MAX_BYTES = 16 * 1024 * 1024
 #: Elements, values or rows of one file.  A full mesh of 400 nodes has 80,000 edges.
@@ -29,7 +27,6 @@ TABLE_HINT = (
     "format)"
 )
 _UNPACKING_BYTES = 128 * 1024 * 1024  # what xz may use while it unpacks
-_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 class ImportRefusedError(TestbedError):
@@ -70,19 +67,10 @@ def text_of(data: bytes, filename: str) -> str:
 def number(text: object, what: str) -> float:
     """A plain decimal number, zero or more or less; ``what`` names it when it is none."""
     written = str(text).strip()
-    # float() alone would take 'nan', 'inf', '1_000' and digits of other scripts.
-    if len(written) > MAX_TEXT or not _NUMBER.fullmatch(written) or not math.isfinite(float(written)):
+    value = plain_number(written) if len(written) <= MAX_TEXT else None
+    if value is None:
         raise ImportRefusedError(f"{what}: {written[:MAX_TEXT]!r} is not a number")
-    return float(written)
-
-
-def counted(count: int, what: str) -> str:
-    """``what`` with its number.
-
-    >>> counted(1, "link"), counted(0, "link")
-    ('1 link', '0 links')
-    """
-    return f"{count} {what}{'' if count == 1 else 's'}"
+    return value
 
 
 def check_count(count: int, filename: str) -> None:

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from testbed.components import components
 from testbed.generate import DEVICES
 from testbed.importers import names as naming
 from testbed.importers.graph import Edge, Graph, Vertex
-from testbed.importers.links import Findings, LinkChoices, both_ways, check_ranges, filled, merged, pieces
+from testbed.importers.links import Findings, LinkChoices, both_ways, check_ranges, filled, merged
 from testbed.importers.reading import ImportRefusedError
 from testbed.loading.document import MAX_FILE_BYTES
-from testbed.loading.problems import did_you_mean, enumerate_words
+from testbed.words import enumerate_words, similar
 
 DEVICE_CLASSES = tuple(line.split(":")[0].strip() for line in DEVICES.splitlines())
 ALL, LEAVES = "all", "leaves"
@@ -108,9 +109,10 @@ def _only(graph: Graph, name_of: Mapping[str, str], choices: Choices, filename: 
 
 def _one_piece(graph: Graph, edges: list[Edge], choices: Choices, findings: Findings) -> tuple[Graph, list[Edge]]:
     """The graph with the nodes that can reach each other."""
-    parts = pieces((vertex.key for vertex in graph.vertices), edges)
+    parts = components((vertex.key for vertex in graph.vertices), ((edge.a, edge.b) for edge in edges))
     if len(parts) < 2:
         return graph, edges
+    parts.sort(key=len, reverse=True)
     label = {vertex.key: vertex.label for vertex in graph.vertices}
     shown = [f"({enumerate_words([label[key] for key in part], most=6)})" for part in parts[:6]]
     listed = f"{', '.join(shown)}{f' and {len(parts) - 6} more' if len(parts) > 6 else ''}"
@@ -164,7 +166,7 @@ def _devices(choices: Choices, findings: Findings) -> list[str]:
     classes = [name.strip() for name in choices.device.split(",") if name.strip()]
     for name in classes:
         if name not in DEVICE_CLASSES:
-            near = did_you_mean(name, DEVICE_CLASSES)
+            near = similar(name, DEVICE_CLASSES)
             hint = f"did you mean '{near}'?" if near else f"there are {enumerate_words(DEVICE_CLASSES)}"
             findings.asks.append(f"--device: unknown class '{name}'; {hint}")
     if not classes:
@@ -187,7 +189,7 @@ def _chosen(
     for word in (part.strip() for part in written.split(",") if part.strip()):
         if word not in by_word:
             names = [name_of[vertex.key] for vertex in vertices]
-            near, known = did_you_mean(word, [*by_word, *names]), enumerate_words(names)
+            near, known = similar(word, [*by_word, *names]), enumerate_words(names)
             hint = f"did you mean '{near}'?" if near else f"there are {known}"
             raise ImportRefusedError(f"{filename}: {option}: no node '{word}'; {hint}")
         chosen.update(by_word[word])

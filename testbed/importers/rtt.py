@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from testbed.importers.graph import Edge, Flow, Graph, Vertex
-from testbed.importers.reading import MAX_ITEMS, TABLE_HINT, ImportRefusedError, check_count, counted, number
-from testbed.loading.problems import enumerate_words
+from testbed.importers.reading import MAX_ITEMS, TABLE_HINT, ImportRefusedError, check_count, number
+from testbed.words import counted, enumerate_words
 
 _PER_S = {"s": 1.0, "ms": 1e3, "us": 1e6}
 _DECIMALS = 9  # a nanosecond, finer than any measurement; without it 1/10^14 of rounding would be written out

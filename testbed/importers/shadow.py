@@ -17,7 +17,8 @@ import re
 
 from testbed.importers.attributes import Attributed, AttributedEdge, AttributedGraph
 from testbed.importers.graph import Edge, Flow, Graph, Vertex
-from testbed.importers.reading import ImportRefusedError, counted, number
+from testbed.importers.reading import ImportRefusedError, number
+from testbed.words import counted
 
 _KIB_PER_S_BPS = 8 * 1024
 _PREFIXES = {

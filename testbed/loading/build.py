@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from testbed.components import components
 from testbed.loading.fileformat import (
     CLASS,
     CPUS,
@@ -33,10 +34,11 @@ from testbed.loading.fileformat import (
     USERS,
 )
 from testbed.loading.links import read_links, unknown_name
-from testbed.loading.problems import Position, Report, enumerate_words
+from testbed.loading.problems import Position, Report
 from testbed.loading.recordings import Recordings
 from testbed.loading.sections import Entry, Key, Section
 from testbed.topology import DEFAULT_EFFICIENCY, DEFAULT_LAUNCH_S, Device, Link, Node, Topology
+from testbed.words import enumerate_words
 
 T = TypeVar("T")
 
@@ -121,32 +123,11 @@ def _check_network(root: Section, nodes: tuple[Node, ...], links: tuple[Link, ..
         report.add(at, path, "no server: at least one node needs a 'device'")
     elif not any(server.users for server in servers):
         report.add(at, path, "'users' is 0 everywhere; at least one server needs users, or no request ever arrives")
-    parts = _parts(nodes, links)
+    parts = components((node.name for node in nodes), ((link.a, link.b) for link in links))
     if len(parts) > 1:
         at, path = _where(root, LINKS) if LINKS in root else (at, path)
         pieces = enumerate_words([f"({enumerate_words(part)})" for part in parts])
         report.add(at, path, f"the network is in {len(parts)} pieces that no link connects: {pieces}")
-
-
-def _parts(nodes: tuple[Node, ...], links: tuple[Link, ...]) -> list[list[str]]:
-    """The names of the nodes that can reach each other, in file order."""
-    neighbours: dict[str, list[str]] = {node.name: [] for node in nodes}
-    for link in links:
-        neighbours[link.a].append(link.b)
-        neighbours[link.b].append(link.a)
-    parts: list[list[str]] = []
-    reached: set[str] = set()
-    for start in neighbours:
-        if start in reached:
-            continue
-        part, front = {start}, [start]
-        while front:
-            fresh = [peer for peer in neighbours[front.pop()] if peer not in part]
-            part.update(fresh)
-            front.extend(fresh)
-        reached |= part
-        parts.append([name for name in neighbours if name in part])
-    return parts
 
 
 def _where(root: Section, key: Key[Any]) -> tuple[Position, str]:

@@ -73,7 +73,7 @@ def without_effect(direction: Direction) -> Iterator[tuple[Key[Any], str]]:
             yield JITTER_TABLE, "no effect without 'jitter'; write 'jitter: 1 ms' beside it, or leave it out"
         if direction.reorder:
             yield REORDER, "no effect without 'jitter'; write 'jitter: 1 ms' beside it, or leave it out"
-    if direction.codel is not None and not (direction.rate_trace or direction.opportunities):
+    if direction.codel is not None and not direction.recorded_rate:
         longest_s = BITS_PER_BYTE * direction.effective_queue_bytes / direction.rate_bps
         target_s = direction.codel.target_s
         if longest_s <= target_s:

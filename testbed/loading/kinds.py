@@ -15,7 +15,8 @@ import yaml
 
 from testbed import units
 from testbed.loading.document import position
-from testbed.loading.problems import Position, Report, did_you_mean, enumerate_words
+from testbed.loading.problems import Position, Report
+from testbed.words import enumerate_words, similar
 
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
@@ -167,8 +168,8 @@ class Word:
         text = read_text(node, path, report)
         if text is None or text in self.words:
             return text
-        similar = did_you_mean(text, self.words)
-        hint = f"did you mean '{similar}'?" if similar else f"known here: {enumerate_words(self.words)}"
+        near = similar(text, self.words)
+        hint = f"did you mean '{near}'?" if near else f"known here: {enumerate_words(self.words)}"
         report.add(position(node), path, f"{_short(text)} is not {self.what}; {hint}")
         return None
 

@@ -8,10 +8,11 @@ from typing import Any
 from testbed.loading.directions import CONDITIONAL, Fields, fields_of, without_effect
 from testbed.loading.fileformat import BETWEEN, DEFAULTS, LINK_DEFAULTS, LINKS, REVERSE
 from testbed.loading.linkformat import DELAY, RATE
-from testbed.loading.problems import MAX_SHOWN, Report, did_you_mean, enumerate_words
+from testbed.loading.problems import MAX_SHOWN, Report
 from testbed.loading.recordings import Recordings
 from testbed.loading.sections import Entry, Section
 from testbed.topology import Direction, Link, Node
+from testbed.words import enumerate_words, similar
 
 
 def read_links(root: Section, nodes: Mapping[str, Node], recordings: Recordings) -> tuple[Link, ...]:
@@ -85,8 +86,8 @@ def unknown_name(name: str, known: Mapping[str, Any], what: str, where: str, rep
     if not known:
         return f"unknown {what} '{name}'; there is nothing under {where}"
     # Comparing thousands of wrong names with thousands of right ones takes minutes, for messages that nobody is shown.
-    similar = did_you_mean(name, known) if len(report.problems) < MAX_SHOWN else ""
-    hint = f"did you mean '{similar}'?" if similar else f"{where} has {enumerate_words(known)}"
+    near = similar(name, known) if len(report.problems) < MAX_SHOWN else ""
+    hint = f"did you mean '{near}'?" if near else f"{where} has {enumerate_words(known)}"
     return f"unknown {what} '{name}'; {hint}"
 
 

@@ -10,7 +10,6 @@ cursor.  So reading never stops at a mistake: it reports it here and goes on wit
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -77,21 +76,6 @@ def render(filename: str, text: str, problems: Iterable[Problem]) -> str:
     if len(problems) > MAX_SHOWN:
         shown.append(f"{filename}: and {len(problems) - MAX_SHOWN} more mistakes")
     return "\n".join(shown)
-
-
-def did_you_mean(wrong: str, known: Iterable[str]) -> str:
-    """The known word that ``wrong`` looks like, or an empty string."""
-    words = {word.casefold(): word for word in known}
-    near = difflib.get_close_matches(wrong.casefold(), words, n=1, cutoff=0.6)
-    return words[near[0]] if near else ""
-
-
-def enumerate_words(words: Iterable[str], *, last: str = "and", most: int = 12) -> str:
-    """``a, b and c``, shortened when long."""
-    listed = list(words)
-    if len(listed) > most:
-        listed = [*listed[: most - 1], f"{len(listed) - most + 1} more"]
-    return listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} {last} {listed[-1]}"
 
 
 def _entry(filename: str, lines: list[str], problem: Problem) -> str:

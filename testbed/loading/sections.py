@@ -14,7 +14,8 @@ import yaml
 
 from testbed.loading.document import position
 from testbed.loading.kinds import Kind, Name, Schema, Word, found, is_name, is_null, read_text
-from testbed.loading.problems import Position, Report, did_you_mean, enumerate_words
+from testbed.loading.problems import Position, Report
+from testbed.words import enumerate_words, similar
 
 T = TypeVar("T")
 
@@ -110,7 +111,7 @@ class Table:
         for key in self.keys:
             if name.casefold() in key.also_called:
                 return key.name
-        return did_you_mean(name, [key.name for key in self.keys])
+        return similar(name, [key.name for key in self.keys])
 
     def _unknown(self, name: str, meant: str) -> str:
         if name == "<<":

@@ -15,13 +15,12 @@ from testbed.topology import Direction
 
 def dilated(direction: Direction, dilation: float) -> Direction:
     """The direction in a world that runs ``dilation`` times slower; its queue holds the same packets."""
-    by_packets = direction.queue_bytes is None and direction.queue_packets is not None
     return replace(
         direction,
         rate_bps=direction.rate_bps / dilation,
         delay_s=direction.delay_s * dilation,
         jitter_s=direction.jitter_s * dilation,
-        queue_bytes=None if by_packets else direction.effective_queue_bytes,
+        queue_bytes=None if direction.queue_in_packets else direction.effective_queue_bytes,
         codel=_codel(direction.codel, dilation),
         rate_trace=_steps(direction.rate_trace, dilation, 1 / dilation),
         opportunities=_opportunities(direction.opportunities, dilation),

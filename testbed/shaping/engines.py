@@ -18,26 +18,33 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from testbed.errors import TestbedError
-from testbed.shaping import netem
 from testbed.shaping.base import CablePlan, DirectionReport, Lateness, Shaper
 from testbed.topology import Direction, Engine, Topology
 
 ShaperName = Literal["auto", "relay", "netem"]
+#: What one flow gets through the relay on a machine of two cores (``benchmarks/relay.py``); several links share it.
+RELAY_CEILING_BPS = 9e9
 
 
 def choose(topology: Topology, wanted: ShaperName, *, kernel_shapes: bool) -> dict[str, Engine]:
     """The engine of every link; TestbedError where ``wanted`` cannot do what the file asks."""
-    chosen: dict[str, Engine] = {}
-    refused = []
-    for link in topology.links:
-        reason = next(filter(None, map(netem.supports, (link.forward, link.backward))), "")
-        if wanted == "netem" and reason:
-            refused.append(f"\n  {link.name}: {reason}")
-        usable = kernel_shapes and not reason if wanted == "auto" else wanted == "netem"
-        chosen[link.name] = "netem" if usable else "relay"
-    if refused:
-        raise TestbedError(f"netem cannot shape these links; use --shaper auto or relay:{''.join(refused)}")
-    return chosen
+    if wanted == "relay" or (wanted == "auto" and not kernel_shapes):
+        return {link.name: "relay" for link in topology.links}
+    reasons = {link.name: _beyond_netem(link.forward) or _beyond_netem(link.backward) for link in topology.links}
+    refused = "".join(f"\n  {link}: {reason}" for link, reason in reasons.items() if reason)
+    if wanted == "netem" and refused:
+        raise TestbedError(f"netem cannot shape these links; use --shaper auto or relay:{refused}")
+    return {link: "relay" if reason else "netem" for link, reason in reasons.items()}
+
+
+def beyond_the_relay(topology: Topology, engines: Mapping[str, Engine] | None = None) -> list[str]:
+    """Links of the relay that ask for more than it carries: slower than their file unless the run is dilated."""
+    return [
+        link.name
+        for link in topology.links
+        if max(link.forward.rate_bps, link.backward.rate_bps) > RELAY_CEILING_BPS
+        and (engines is None or engines[link.name] == "relay")
+    ]
 
 
 class Engines:
@@ -57,7 +64,7 @@ class Engines:
     def shape(self, link: str, source: str, direction: Direction) -> Direction:
         """Put ``direction`` in force on one direction of ``link``; TestbedError if its engine cannot."""
         engine = self._engine_of[link]
-        reason = netem.supports(direction) if engine == "netem" else ""
+        reason = _beyond_netem(direction) if engine == "netem" else ""
         if reason:
             raise TestbedError(f"{link} is shaped by netem: {reason}; bring the testbed up with --shaper relay")
         return self._shapers[engine].shape(link, source, direction)
@@ -92,3 +99,10 @@ class Engines:
         """Let go of what this process holds; the links stay."""
         for shaper in self._shapers.values():
             shaper.close()
+
+
+def _beyond_netem(direction: Direction) -> str:
+    """Why netem cannot shape a direction; nothing where it can."""
+    from testbed.shaping import netem  # what it talks to the kernel with takes long to load
+
+    return netem.supports(direction)

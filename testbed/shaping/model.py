@@ -4,7 +4,7 @@ The relay calls it with the real clock and real packets, the simulator with virt
 It never asks for the time, sleeps or draws from a shared random source, so both see the same link.
 
     finish_i  = max(arrival_i, finish_{i-1}) + 8 · size_i / rate                 serialization, one packet at a time
-    release_i = max(finish_i + max(0, delay + extra_i), release_{i-1})            propagation, order kept
+    release_i = max(finish_i + max(0, delay + extra_i), release_{i-1})            propagation; order kept unless reorder
     backlog   = (finish_last - now) · rate / 8                                    bytes not yet on the cable
 
 A packet that would push the backlog over the queue limit is dropped at the tail.  A lost packet occupies the sender's
@@ -311,9 +311,7 @@ class LinkModel(Generic[Packet]):
         self._delay_trace = direction.delay_trace
         if anew or direction.codel != old.codel:
             self._codel = ControlledDelay(direction.codel) if direction.codel else None
-        self._patient = bool(
-            direction.codel or direction.queue_packets or direction.rate_trace or direction.opportunities
-        )
+        self._patient = bool(direction.codel or direction.queue_packets or direction.recorded_rate)
         self._plain = not (
             self._jitters
             or self._reorder
@@ -322,7 +320,7 @@ class LinkModel(Generic[Packet]):
             or direction.corrupt
             or self._chance.loses
         )
-        by_packets = direction.queue_bytes is None and direction.queue_packets is not None
+        by_packets = direction.queue_in_packets
         self._most_packets = direction.queue_packets or math.inf if by_packets else math.inf
         self._most_bytes = math.inf if by_packets else direction.effective_queue_bytes
         was = self._service

@@ -10,8 +10,8 @@ Waking up takes time: a packet is read a little after it was sent, and released 
 knows from its own sleeps how long that usually is (``WakeUps``); it dates what it reads back by it and goes to sleep
 for that much less, so that links keep the delay of their file on idle and on busy machines alike.
 
-One heap holds, for every direction with packets under way, the time of its first.  Links keep order, so this entry is
-right until the packet leaves or somebody changes the link.
+One heap holds when to ask each model next.  An entry of another time than ``Lane.due_s`` is void: a packet has
+overtaken others since, or somebody has changed the link.
 """
 
 from __future__ import annotations
@@ -35,25 +35,15 @@ import zmq
 
 from testbed.backends import kernel
 from testbed.shaping import protocol as wire
-from testbed.shaping.base import CableEnd, CablePlan
+from testbed.shaping.base import CablePlan
 from testbed.shaping.dilation import dilated
+from testbed.shaping.lane import Lane
 from testbed.shaping.lateness import LatenessHistogram
 from testbed.shaping.model import LinkModel
-from testbed.shaping.tun import (
-    READ_BYTES,
-    VNET_HEADER_BYTES,
-    LinkControl,
-    let_bundles,
-    open_tun,
-    spoiled,
-    wire_size,
-)
+from testbed.shaping.tun import READ_BYTES, VNET_HEADER_BYTES, LinkControl, spoiled, wire_size
 from testbed.shaping.wakeups import WakeUps
-from testbed.tcp import bundle_for
 from testbed.topology import Direction
 
-#: A link that may take so many packets at once takes whatever bundle is forwarded to it.
-WHOLE_BUNDLE = 40
 #: At most this many packets of one device are read before others get their turn.
 READ_BATCH = 32
 #: A relay without links ends after this long.
@@ -65,81 +55,6 @@ PROCESSOR_LATENCY = "/dev/cpu_dma_latency"
 CLOSERS = 64
 #: Rounds of control messages are rare; the garbage they make is collected rarely too.
 GC_THRESHOLD = 50_000
-
-
-class Lane:
-    """One direction of one link in the relay: where packets are read, the model, where they are written."""
-
-    __slots__ = (
-        "_control",
-        "_encoded",
-        "_forwards",
-        "_index",
-        "_interface",
-        "due_s",
-        "fd",
-        "link",
-        "model",
-        "nominal",
-        "order",
-        "out_fd",
-        "source",
-        "target",
-    )
-
-    def __init__(
-        self,
-        link: str,
-        end: CableEnd,
-        target: str,
-        nominal: Direction,
-        model: LinkModel[bytes],
-        control: LinkControl,
-    ) -> None:
-        """Create the interface in the namespace of the calling thread."""
-        self.link, self.source, self.target, self.model = link, end.node, target, model
-        self.nominal = nominal  # as people asked for it, before dilation
-        self._encoded = msgspec.Raw(wire.encode(nominal))
-        self.out_fd = -1
-        self.order = -1
-        self.due_s = math.inf  # when the relay will ask the model for what is due
-        self._interface, self._forwards = end.interface, end.forwards
-        self.open(control)
-
-    def open(self, control: LinkControl) -> None:
-        """Create the interface in the namespace of the calling thread."""
-        self.fd = open_tun(self._interface)
-        self._control = control
-        self._index = socket.if_nametoindex(self._interface)
-        self._limit_bundle()
-
-    def apply(self, nominal: Direction, dilation: float, now_s: float) -> None:
-        """Put ``nominal`` in force, ``dilation`` times slower."""
-        if nominal is not self.nominal:
-            self.nominal, self._encoded = nominal, msgspec.Raw(wire.encode(nominal))
-        self.model.change(dilated(nominal, dilation), now_s)
-        if self.fd >= 0:
-            self._limit_bundle()
-
-    def _limit_bundle(self) -> None:
-        bundle = bundle_for(self.nominal)
-        self._control.set_bundle(self._index, bundle)
-        if self._forwards:
-            let_bundles(self.fd, bundle >= WHOLE_BUNDLE)
-
-    def report(self, now_s: float) -> wire.LaneReport:
-        """What is in force and what was carried."""
-        counters = self.model.counters(now_s)
-        return wire.LaneReport(
-            link=self.link,
-            source=self.source,
-            target=self.target,
-            applied=self._encoded,
-            packets=counters.packets,
-            bytes=counters.bytes,
-            dropped=counters.dropped,
-            queued_bytes=counters.queued_bytes,
-        )
 
 
 class Relay:

@@ -9,9 +9,7 @@ TraceError('lte.down:17: nothing here')
 from __future__ import annotations
 
 import io
-import math
 import os
-import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,8 +22,6 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_ROWS = 2_000_000
 #: Longer texts are cut in messages.
 MAX_SHOWN = 40
-
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
 
 
 class TraceError(TestbedError):
@@ -47,7 +43,7 @@ class Scale:
 
     def value(self, written: str, path: Path, line: int) -> float:
         """The number ``written`` in SI units."""
-        number = number_of(written)
+        number = units.plain_number(written)
         if number is None:
             raise TraceError(path, line, f"{shown(written)} is not a number")
         if number < 0:
@@ -89,12 +85,6 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
 def too_many_rows(path: Path, line: int) -> TraceError:
     """What to raise where a file goes on and on."""
     return TraceError(path, line, f"more than {MAX_ROWS} rows; cut the file")
-
-
-def number_of(written: str) -> float | None:
-    """A plain decimal number; None where it is none."""
-    number = float(written) if _NUMBER.fullmatch(written) else math.inf
-    return number if math.isfinite(number) else None
 
 
 def shown(text: str) -> str:

@@ -1,7 +1,8 @@
-"""Mahimahi's packet delivery files: each line is the millisecond of one chance to send 1500 bytes.
+"""Mahimahi's packet delivery files: each line is the millisecond of one chance to send a packet of 1500 bytes.
 
 Several lines may hold the same millisecond.  The last one is also the period after which everything starts anew, so a
-file with the single line ``1`` is a packet per millisecond, 12 Mbit/s.  Format: mm-link(1), Netravali et al. 2015.
+file with the single line ``1`` is a packet per millisecond, 12 Mbit/s.  A chance takes 1504 bytes, since mahimahi
+counts 4 of its TUN header (``impairments.OPPORTUNITY_BYTES``).  Format: mm-link(1), Netravali et al. 2015.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from testbed.errors import did_you_mean
 from testbed.impairments import Steps
-from testbed.traces.lines import MAX_ROWS, Scale, TraceError, lines_of, number_of, shown, text_of, too_many_rows
+from testbed.traces.lines import MAX_ROWS, Scale, TraceError, lines_of, shown, text_of, too_many_rows
+from testbed.units import plain_number
 
 #: What recorders write where they have nothing to say.
 MISSING = ("", "-")
@@ -49,7 +50,7 @@ def read_steps(path: Path, scale: Scale) -> Steps:
             continue
         if len(fields) != 2:
             raise TraceError(path, line, f"expected a time in seconds and a value, found {shown(text.strip())}")
-        at_s = number_of(fields[0])
+        at_s = plain_number(fields[0])
         if at_s is None:
             raise TraceError(path, line, f"{shown(fields[0])} is not a time in seconds")
         _check_order(path, line, times_s, at_s, fields[0], "split it")
@@ -118,7 +119,7 @@ def _clock(path: Path, columns: Columns) -> Callable[[str, int], float]:
     begin: datetime | None = None
 
     def from_number(written: str, line: int) -> float:
-        number = number_of(written)
+        number = plain_number(written)
         if number is None:
             raise TraceError(path, line, f"{shown(written)} in column {columns.time!r} is not a number")
         return number * unit_s

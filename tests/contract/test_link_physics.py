@@ -6,60 +6,53 @@ import itertools
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from testbed import capabilities
 from testbed.backends.kernel import inside_netns
 from testbed.errors import TestbedError
 from testbed.impairments import CoDel, Distribution, GilbertElliott, Opportunities, Steps
+from testbed.judging import PAYLOAD_SHARE
 from testbed.network import Network
-from testbed.probes import SO_TIMESTAMPNS, TIMESPEC, connect, goodputs_bps, round_trips_s
+from testbed.probes import connect, goodputs_bps, note_arrivals, received, round_trips_s
 from testbed.setup import BackendName
-from testbed.shaping import netem
 from testbed.shaping.base import DirectionReport
 from testbed.shaping.engines import ShaperName
-from testbed.topology import Direction, Topology
-from testbed.verify import PAYLOAD_SHARE
-from tests.support.networks import QUICK, eventually, link_way, mesh, settle, soon, topology, transfer, way
+from testbed.topology import Direction
+from tests.support.networks import (
+    QUICK,
+    Bring,
+    bringing,
+    eventually,
+    link_way,
+    mesh,
+    skip_beyond_netem,
+    soon,
+    topology,
+    transfer,
+    way,
+)
 
 pytestmark = pytest.mark.root
 
-Bring = Callable[[Topology], Network]
 ENGINES: dict[str, tuple[BackendName, ShaperName]] = {"relay": ("netns", "relay"), "netem": ("netns", "netem")}
 PORT = 7100
-#: What travels with a datagram: IP and UDP headers.
-HEADERS_BYTES = 28
 
 
 @pytest.fixture(params=ENGINES)
 def bring(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Bring]:
-    backend, shaper = ENGINES[request.param]
-    if missing := capabilities.missing_for(backend, shaper):
-        pytest.skip("; ".join(f"{each.name}: {each.detail}" for each in missing))
-    up: list[Network] = []
-
-    def build(wanted: Topology) -> Network:
-        for link in wanted.links:
-            if shaper == "netem" and (reason := netem.supports(link.forward)):
-                pytest.skip(f"netem: {reason}")
-        up.append(Network.up(wanted, name=f"physics{len(up)}", backend=backend, shaper=shaper))
-        settle(up[-1])
-        return up[-1]
-
-    yield build
-    for network in up:
-        network.down()
+    with bringing(*ENGINES[request.param]) as bring:
+        yield bring
 
 
 def shape(network: Network, direction: Direction) -> None:
     """Change s1 -> s2; skip where the engine says that it cannot."""
-    if "netem" in network.setup.engines.values() and (reason := netem.supports(direction)):
-        pytest.skip(f"netem: {reason}")
+    if "netem" in network.setup.engines.values():
+        skip_beyond_netem(direction)
     network.shape("s1-s2", "s1", direction)
 
 
@@ -71,8 +64,7 @@ def datagrams(network: Network, count: int, *, size: int = 400, every_s: float =
     pair = way(network, "s1", "s2")
     with inside_netns(pair.target_netns):
         far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        far.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE: nothing is lost here
-        far.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        note_arrivals(far, buffer_bytes=1 << 24)  # nothing is lost here
         far.bind((pair.target_address, PORT))
     with inside_netns(pair.source_netns):
         near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -83,10 +75,8 @@ def datagrams(network: Network, count: int, *, size: int = 400, every_s: float =
         def take() -> None:
             with suppress(BlockingIOError):
                 while True:
-                    packet, ancillary, _, _ = far.recvmsg(1 << 16, 128)
-                    seconds, nanoseconds = TIMESPEC.unpack(ancillary[0][2])
-                    at_s = (seconds * 1_000_000_000 + nanoseconds - begun_ns) / 1e9
-                    arrived.append((int.from_bytes(packet[:4], "big"), at_s))
+                    packet, arrived_ns, _ = received(far, 1 << 16)
+                    arrived.append((int.from_bytes(packet[:4], "big"), (arrived_ns - begun_ns) / 1e9))
 
         begun_s, begun_ns = time.monotonic(), time.time_ns()
         for number in range(count):

@@ -11,13 +11,12 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from testbed import capabilities
 from testbed.backends.kernel import inside_netns
 from testbed.errors import TestbedError
 from testbed.network import Network
@@ -27,11 +26,22 @@ from testbed.shaping.base import DirectionReport
 from testbed.shaping.engines import ShaperName
 from testbed.topology import Direction, Link, Node, Topology
 from testbed.verify import calibrate
-from tests.support.networks import QUICK, eventually, link_way, mesh, run_in, settle, soon, topology, transfer, way
+from tests.support.networks import (
+    QUICK,
+    Bring,
+    bringing,
+    eventually,
+    link_way,
+    mesh,
+    run_in,
+    soon,
+    topology,
+    transfer,
+    way,
+)
 
 pytestmark = pytest.mark.root
 
-Bring = Callable[[Topology], Network]
 BACKENDS: dict[str, tuple[BackendName, ShaperName]] = {
     "netns+relay": ("netns", "relay"),
     "netns+netem": ("netns", "netem"),
@@ -43,19 +53,8 @@ BACKENDS: dict[str, tuple[BackendName, ShaperName]] = {
 @pytest.fixture(params=BACKENDS)
 def bring(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Bring]:
     """Bring a topology up on the backend under test; it is taken down afterwards."""
-    backend, shaper = BACKENDS[request.param]
-    if missing := capabilities.missing_for(backend, shaper):
-        pytest.skip("; ".join(f"{each.name}: {each.detail}" for each in missing))
-    up: list[Network] = []
-
-    def build(wanted: Topology) -> Network:
-        up.append(Network.up(wanted, name=f"contract{len(up)}", backend=backend, shaper=shaper))
-        settle(up[-1])
-        return up[-1]
-
-    yield build
-    for network in up:
-        network.down()
+    with bringing(*BACKENDS[request.param]) as bring:
+        yield bring
 
 
 def round_trip_is(way_there: Way, expected_s: float, within_s: float = 0.0005) -> bool:
@@ -413,7 +412,7 @@ def test_calibration_passes_what_is_in_force_and_fails_what_is_not(
 
 def test_a_node_or_link_that_is_not_there_is_named(bring: Bring, tmp_path: Path) -> None:
     network = bring(topology(QUICK))
-    with pytest.raises(TestbedError, match="no node 's9'; it has s1, s2"):
+    with pytest.raises(TestbedError, match="no node 's9'; it has s1 and s2"):
         network.popen("s9", ["true"], log=tmp_path / "log")
     with pytest.raises(TestbedError, match="no link 's1-s9'; it has s1-s2"):
         network.shape("s1-s9", "s1", QUICK)

@@ -5,13 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from itertools import combinations
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import combinations, count
 from pathlib import Path
 
+import pytest
+
+from testbed import capabilities
 from testbed.network import Network
 from testbed.probes import Bounds, Transfer, Way
+from testbed.setup import BackendName
+from testbed.shaping.engines import ShaperName
 from testbed.topology import Direction, Link, Node, Topology
+
+Bring = Callable[[Topology], Network]
 
 QUICK = Direction(rate_bps=1e9, delay_s=0.001)
 #: Other work on the machine may hold measurements up, and passes.
@@ -104,3 +112,31 @@ def settle(network: Network) -> None:
         return before == [report.packets for report in network.counters()]
 
     assert eventually(still)
+
+
+@contextmanager
+def bringing(backend: BackendName, shaper: ShaperName) -> Iterator[Bring]:
+    """What brings topologies up, each taken down afterwards; skips what this machine or netem cannot do."""
+    if missing := capabilities.missing_for(backend, shaper):
+        pytest.skip("; ".join(f"{each.name}: {each.detail}" for each in missing))
+    numbers = count()
+    with ExitStack() as ups:
+
+        def bring(wanted: Topology) -> Network:
+            for link in wanted.links if shaper == "netem" else ():
+                skip_beyond_netem(link.forward)
+                skip_beyond_netem(link.backward)
+            network = Network.up(wanted, name=f"contract{next(numbers)}", backend=backend, shaper=shaper)
+            ups.callback(network.down)
+            settle(network)
+            return network
+
+        yield bring
+
+
+def skip_beyond_netem(direction: Direction) -> None:
+    """Skip the test where netem cannot shape the direction."""
+    from testbed.shaping import netem
+
+    if reason := netem.supports(direction):
+        pytest.skip(f"netem: {reason}")

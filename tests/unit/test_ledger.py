@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,62 @@ def test_a_directory_that_others_may_enter_is_refused(run_root: Path) -> None:
     (run_root / "open").chmod(0o755)
     with pytest.raises(TestbedError, match="open to other users"), locked(ledger_of("open"), create=True):
         pass
+
+
+def test_a_damaged_ledger_leads_to_nothing_outside_of_its_directory(run_root: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    ledger = made()
+    with (ledger.directory / LEDGER).open("ab") as file:
+        file.write(b'\xff\n[1]\n5\n{}\n{"kind": "netns", "path": "%s"}\n' % bytes(tmp_path / "precious"))
+    ledger.remove_everything()
+
+    assert (tmp_path / "precious").read_text() == "x"
+    assert list(run_root.iterdir()) == []
+
+
+def test_an_entry_that_does_not_fit_on_the_disk_leaves_no_half_line(
+    run_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = made()
+    write, room = os.write, [5, 0]
+
+    def nearly_full(fd: int, data: bytes) -> int:
+        fits = room.pop(0)
+        if not fits:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:fits])
+
+    monkeypatch.setattr(os, "write", nearly_full)
+    with pytest.raises(OSError, match="No space left"):
+        ledger.record({"kind": "lost"})
+    monkeypatch.setattr(os, "write", write)
+    ledger.record({"kind": "kept"})
+
+    assert [entry["kind"] for entry in ledger.entries()] == ["begin", "kept"]
+
+
+def test_a_full_disk_is_one_line_that_names_the_directory(run_root: Path) -> None:
+    ledger = ledger_of("lab")
+    with pytest.raises(TestbedError, match="lab cannot be written: No space left"), locked(ledger, create=True):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_is_recorded_is_found_again_from_another_directory(
+    run_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_root)
+    monkeypatch.setenv("TESTBED_RUN_DIR", "here")
+
+    assert ledger_of("lab").directory == run_root / "here" / "lab"
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_run_directory_that_cannot_be_is_one_line(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="tb-", dir="/tmp") as directory:
+        (Path(directory) / "file").write_text("x")
+        monkeypatch.setenv("TESTBED_RUN_DIR", f"{directory}/{place}")
+        with pytest.raises(TestbedError, match="set TESTBED_RUN_DIR"), locked(ledger_of("lab"), create=True):
+            pass
+        with pytest.raises(TestbedError, match=r"Not a directory: "):
+            all_names()
+        assert ledger_of("lab").entries() == []

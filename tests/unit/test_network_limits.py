@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from testbed.load import load_topology
-from testbed.network import RELAY_CEILING_BPS, beyond_the_relay
+from testbed.shaping.engines import RELAY_CEILING_BPS, beyond_the_relay
 
 TOPOLOGIES = Path(__file__).parents[2] / "topologies"
 

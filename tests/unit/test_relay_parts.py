@@ -8,8 +8,8 @@ import pytest
 
 from testbed.shaping import protocol as wire
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport
-from testbed.shaping.lateness import BUCKET_S, BUCKETS, LatenessHistogram
 from testbed.shaping.dilation import dilated
+from testbed.shaping.lateness import BUCKET_S, BUCKETS, LatenessHistogram
 from testbed.shaping.tun import wire_size
 from testbed.tcp import BUNDLE_S, bundle_for
 from testbed.topology import Direction

@@ -11,7 +11,9 @@ from testbed.commands import setting
 from testbed.errors import TestbedError
 from testbed.impairments import CoDel, Distribution, GilbertElliott, Opportunities, Steps
 from testbed.loading.changes import changed
+from testbed.network import Network
 from testbed.topology import Device, Direction, Link, Node, Topology
+from testbed.wiring import wire
 
 SHAPE = Distribution(name="flat", table=(-8192, 8192))
 #: Every field differs from its default.
@@ -157,6 +159,7 @@ class StandIn:
     """A network of one link that remembers what it is asked for."""
 
     name = "lab"
+    end_of = Network.end_of
 
     def __init__(self) -> None:
         self.topology = Topology(
@@ -164,6 +167,7 @@ class StandIn:
             nodes=(Node(name="s1", device=DEVICE), Node(name="s2", device=DEVICE)),
             links=(Link(a="s1", b="s2", forward=PLAIN, backward=PLAIN),),
         )
+        self.wiring = wire(self.topology, self.name)
         self.in_force = {("s1-s2", "s1"): PLAIN, ("s1-s2", "s2"): replace(PLAIN, loss=0.01)}
         self.shaped: list[str] = []
         self.closed = False
@@ -200,7 +204,7 @@ def test_a_link_is_changed_both_ways_each_from_what_is_in_force_there(
     assert network.closed
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines == [
-        "link rate delay",
+        "link rate delay impairments",
         "s1 → s2 1 Gbit/s 20 ms codel 5 ms, queue 4000 packets",
         "s2 → s1 1 Gbit/s 20 ms loss 1 %, codel 5 ms, queue 4000 packets",
     ]

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from testbed import units
 from testbed.traces import lines
-from testbed.traces.lines import MAX_FILE_BYTES, Scale, TraceError, number_of, text_of
+from testbed.traces.lines import MAX_FILE_BYTES, Scale, TraceError, text_of
 from testbed.traces.mahimahi import read_mahimahi
 from testbed.traces.series import Columns, date_problem, read_csv, read_steps
 from testbed.traces.tables import read_table
+from testbed.units import plain_number
 
 MEGABITS = Scale(dimension=units.RATE, unit="Mbit/s", most="10 Tbit/s")
 PINGS = Scale(dimension=units.TIME, unit="ms", most="60 s", halved=True)
@@ -319,7 +320,7 @@ def test_any_text_is_read_or_refused_and_never_breaks_a_reader(
 
 @given(st.floats(0, 1e12))
 def test_every_number_that_python_writes_is_one_to_the_readers(value: float) -> None:
-    assert number_of(repr(value)) == value
+    assert plain_number(repr(value)) == value
 
 
 def test_the_examples_of_the_modules_hold() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from testbed.judging import CEILING_BPS, PAYLOAD_SHARE, LinkMeasurement, expected_rtt_s, judge
 from testbed.topology import Direction
-from testbed.verify import CEILING_BPS, PAYLOAD_SHARE, LinkMeasurement, expected_rtt_s, judge
 
 LINK = Direction(rate_bps=1e9, delay_s=0.005)
 GOOD = LinkMeasurement(
