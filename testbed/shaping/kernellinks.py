@@ -116,9 +116,12 @@ def connect(cable: CablePlan) -> None:
     """Make the pair of interfaces.  What is left of an old one goes first: its other end may live in a dead sandbox."""
     for end in (cable.a, cable.b):
         with _inside(cable.link, end), IPRoute() as netlink:
+            # To ask the kernel for a name that is not there would make it look for a driver of that name.
+            left = {name: index for index, name in socket.if_nameindex()}
             for name in (end.interface, queue_device(end.interface)):
-                with contextlib.suppress(OSError):
-                    netlink.link("del", index=socket.if_nametoindex(name))
+                if name in left:
+                    with worded(cable.link, "to give up what is left"):
+                        netlink.link("del", index=left[name])
     address = _hardware_address(cable.link)
     with _inside(cable.link, cable.a), IPRoute() as netlink, Path(cable.b.netns).open() as other:
         peer = {"ifname": cable.b.interface, "address": address, "mtu": MTU_BYTES, "net_ns_fd": other.fileno()}
@@ -159,22 +162,20 @@ def change(before: Way, after: Way) -> None:
     with _inside(after.name, after.near), worded(after.name, "the change"), TrafficControl() as control:
         line = socket.if_nametoindex(after.near.interface)
         queue = socket.if_nametoindex(queue_device(after.near.interface))
+        regraft = before.queue.in_packets != after.queue.in_packets
+        if regraft and any(each.interface == queue and each.waiting for each in control.read()):
+            raise TestbedError(
+                f"{after.name}: its queue cannot go from bytes to packets or back while packets wait in it: try again"
+            )
         if before.bundle != after.bundle:
             _limit_bundle(after, line, queue)
         if before.line != after.line:
             control.change(line, "netem", units.packed_line(after.line), handle=ROOT)
-        if before.queue == after.queue:
-            return
-        control.put_class(queue, "htb", units.packed_queue(after.queue), handle=CLASS, parent=QUEUE)
-        kind, limit = _fifo(after), units.packed_fifo(after.queue.limit)
-        if before.queue.in_packets == after.queue.in_packets:
-            control.change(queue, kind, limit, handle=FIFOS[kind], parent=CLASS)
-            return
-        if any(each.interface == queue and each.kind == _fifo(before) and each.waiting for each in control.read()):
-            raise TestbedError(
-                f"{after.name}: its queue cannot go from bytes to packets or back while packets wait in it: try again"
-            )
-        control.put(queue, kind, limit, handle=FIFOS[kind], parent=CLASS)
+        if before.queue != after.queue:
+            control.put_class(queue, "htb", units.packed_queue(after.queue), handle=CLASS, parent=QUEUE)
+            kind, limit = _fifo(after), units.packed_fifo(after.queue.limit)
+            put = control.put if regraft else control.change
+            put(queue, kind, limit, handle=FIFOS[kind], parent=CLASS)
 
 
 def reseed(way: Way, seed: int) -> None:
