@@ -36,7 +36,8 @@ def missing_for(backend: str, shaper: str) -> list[Capability]:
     """What a backend with a shaper lacks here."""
     needed = [root(), congestion_control()]
     needed += {"docker": [docker()], "mininet": [mininet()]}.get(backend, [])
-    needed += [netem()] if shaper == "netem" else [tun()]
+    in_kernel = shaper == "netem" or (shaper == "auto" and netem().available)
+    needed += [netem()] if in_kernel else [tun()]
     return [capability for capability in needed if not capability.available]
 
 
@@ -105,16 +106,21 @@ def congestion_control() -> Capability:
 
 @functools.cache
 def netem() -> Capability:
-    """Whether the kernel can shape links by itself."""
+    """Whether the kernel can shape links by itself: it has the module, and a link comes out of it."""
     release = platform.release()
-    builtin = Path(f"/lib/modules/{release}/modules.builtin")
-    places = [*Path(f"/lib/modules/{release}").glob("kernel/net/sched/sch_netem.ko*")]
-    named = builtin.exists() and "sch_netem" in builtin.read_text()
-    loaded = Path("/sys/module/sch_netem").exists()
+    modules = Path("/lib/modules") / release
+    builtin = modules / "modules.builtin"
+    here = [*modules.glob("kernel/net/sched/sch_netem.ko*"), *Path("/sys/module").glob("sch_netem")]
+    known = bool(here) or (builtin.exists() and "sch_netem" in builtin.read_text())
+    refused = ""
+    if known and root().available:
+        from testbed.shaping.netem import trial  # loads netlink's library, for those who need it
+
+        refused = trial()
     return Capability(
         name="sch_netem",
-        available=bool(places) or named or loaded,
-        detail=f"kernel {release}",
+        available=known and root().available and not refused,
+        detail=f"kernel {release}" + (f": {refused}" if refused else "" if known else " has no such module"),
         needed_for="links shaped by the kernel; the relay needs it not",
         remedy="nothing to do: links go through the relay",
     )

@@ -88,7 +88,8 @@ def take_down(
     elif not everything and len(names) > 1:
         only_name()
     removed = [each for each in names if down(each)]
-    say(f"removed {', '.join(removed)}" if removed else "nothing to remove: no testbed is up")
+    nothing = "no testbed is up" if name is None else f"there is no testbed {name!r}"
+    say(f"removed {', '.join(removed)}" if removed else f"nothing to remove: {nothing}")
 
 
 app.command()(looking.status)

@@ -133,15 +133,16 @@ class Ledger:
         # These are asked first: the relay can close all its devices at once, the kernel at its death only one by one;
         # the keeper of Mininet hosts ends them.
         _end([process for kind in KEEPERS for process in self.processes(kind)], signal.SIGTERM, GRACE_S)
-        _kill([process for kind in (*KEEPERS, "process") for process in self.processes(kind)])
+        _kill([process for kind in KEEPERS for process in self.processes(kind)])
         # Whatever a damaged ledger says, nothing outside of our directory is touched.
         spaces = [self.directory / "netns" / Path(str(entry["path"])).name for entry in self.entries("netns")]
-        _kill(_inside(spaces))
         containers = {str(entry["name"]): str(entry["owner"]) for entry in self.entries("container")}
         if containers:
             from testbed.backends.containers import remove  # the only backend that needs the engine's library
 
             remove(containers)
+        # Only now: what is frozen in a paused container dies with its container alone.
+        _kill([*self.processes("process"), *_inside(spaces)])
         for path in spaces:
             with contextlib.suppress(OSError):  # never mounted, or already unmounted
                 kernel.unmount(path)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -77,7 +77,7 @@ class Network:
             initial_window=initial_window,
             visible=tuple(str(path.resolve()) for path in visible),
         )
-        ledger = ledger_of(name or topology.name)
+        ledger = ledger_of(topology.name if name is None else name)
         with locked(ledger, create=True):
             if ledger.entries():
                 state = "is already up" if ledger.complete else "was left half up or half down"
@@ -91,7 +91,7 @@ class Network:
     @classmethod
     def attach(cls, name: str | None = None) -> Self:
         """The running testbed of that name, or the only one; TestbedError if there is none."""
-        ledger = ledger_of(name or only_name())
+        ledger = ledger_of(only_name() if name is None else name)
         network = cls(ledger, setup_of(ledger))
         if network._relay_alive():
             network.dilation = network._shaper.dilation
@@ -152,6 +152,14 @@ class Network:
         """The command that runs ``argv`` on a node, for a person who wants to look around there."""
         return self._sandbox(node).command(argv)
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other commands from changing this testbed meanwhile; TestbedError if one is at it."""
+        with locked(self._ledger, create=False) as exists:
+            if not exists:
+                raise TestbedError(f"testbed {self.name!r} has been taken down: type `make testbed up`")
+            yield
+
     def shape(self, link: str, source: str, direction: Direction) -> Direction:
         """Put ``direction`` in force on ``link`` from ``source``, at once; returns what is applied.
 
@@ -211,9 +219,7 @@ class Network:
         """
         for node in nodes:
             self._sandbox(node)  # all of them are there, or nothing is done
-        with locked(self._ledger, create=False) as exists:
-            if not exists:
-                raise TestbedError(f"testbed {self.name!r} has been taken down: type `make testbed up`")
+        with self.alone():
             for node in nodes:
                 self._backend.recreate(self.wiring, node)
             if not self._relay_alive():

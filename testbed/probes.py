@@ -41,6 +41,8 @@ TIMESPEC = struct.Struct("=qq")
 NS_PER_S = 1_000_000_000
 SEND_BYTES = 128 * 1024
 RECEIVE_BYTES = 1 << 20
+#: What the kernel takes as the size of a buffer; it doubles it in a number of 32 bits.
+MOST_BUFFER_BYTES = (1 << 30) - 1
 #: The kernel's bookkeeping of a buffered byte.
 BOOKED = 1.15
 CONNECT_S = 5.0
@@ -178,7 +180,7 @@ def connect(
         with inside_netns(way.target_netns):
             listener = stack.enter_context(socket.socket())
             if bound:
-                listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 2 * bound.window_bytes)
+                listener.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, min(2 * bound.window_bytes, MOST_BUFFER_BYTES))
             listener.bind((way.target_address, 0))
             listener.listen(1)
         with inside_netns(way.source_netns):
@@ -187,7 +189,8 @@ def connect(
             if bound:
                 # What is not acknowledged stays in the sender's buffer, so its size bounds what is under way.  The
                 # kernel doubles the number, and books packets at somewhat more than their size.
-                near.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, int(BOOKED * bound.window_bytes / 2))
+                send_bytes = min(int(BOOKED * bound.window_bytes / 2), MOST_BUFFER_BYTES)
+                near.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, send_bytes)
                 near.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=Q", bound.pace_bytes_per_s))
             near.bind((way.source_address, 0))
             near.connect_ex(listener.getsockname())

@@ -63,6 +63,7 @@ class State:
 
     pid: int  # of its first process; 0 when it does not run
     out_of_memory: bool  # whether the limit ended one of its programs
+    paused: bool  # whether somebody has frozen its programs
 
 
 def connect() -> docker.APIClient:
@@ -185,7 +186,11 @@ def _state(api: docker.APIClient, name: str) -> State | None:
         found = api.inspect_container(name)["State"]
     except NotFound:
         return None
-    return State(pid=int(found["Pid"]) if found["Running"] else 0, out_of_memory=bool(found["OOMKilled"]))
+    return State(
+        pid=int(found["Pid"]) if found["Running"] else 0,
+        out_of_memory=bool(found["OOMKilled"]),
+        paused=bool(found["Paused"]),
+    )
 
 
 def _remove_marked(api: docker.APIClient, owners: Mapping[str, str]) -> int:

@@ -109,10 +109,10 @@ class DockerBackend(NamespaceBackend):
         """End everything in the container of ``node`` and make it again."""
         wanted = wiring.node(node)
         order = self._orders([wanted])[0]
-        self._ledger.end_inside(self.netns(node))
-        containers.remove({order.name: order.owner})
-        self._forget(node)
-        with containers.connected() as api:
+        with containers.connected() as api:  # first: where no engine answers, what still runs may go on
+            containers.remove({order.name: order.owner})
+            self._ledger.end_inside(self.netns(node))
+            self._forget(node)
             self._adopt(wanted, containers.make(api, [order])[0])
 
     def broken(self, wiring: Wiring, *, plugged: Collection[str]) -> dict[str, str]:
@@ -132,6 +132,8 @@ class DockerBackend(NamespaceBackend):
             return f"the container of {node} is gone"
         if not state.pid:
             return f"the container of {node} has ended{' for lack of memory' if state.out_of_memory else ''}"
+        if state.paused:
+            return f"the container of {node} is paused"
         if not kernel.is_mounted(self.netns(node)):
             return f"the namespace of {node} is gone"
         try:

@@ -29,7 +29,11 @@ def main(argv: list[str]) -> None:
         kernel.bind_mount(hosts, "/etc/hosts")
         kernel.drop_privileges()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program would inherit that
-        os.execvp(program[0], program)  # noqa: S606 - no shell is the point
+        try:
+            os.execvp(program[0], program)  # noqa: S606 - no shell is the point
+        except OSError as error:
+            sys.stderr.write(f"cannot start {program[0]}: {error.strerror}\n")
+            sys.exit(CANNOT_START)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"cannot start in the sandbox: {error}\n")
         sys.exit(CANNOT_START)

@@ -24,7 +24,9 @@ from testbed.wiring import NodeWiring, Wiring
 
 LOG = "mininet.log"
 #: A hundred hosts take some seconds to start.
-ANSWER_S = 120.0
+START_S = 120.0
+#: Once they run, one is started anew, or they are told.
+ANSWER_S = 15.0
 LOOK_MS = 100
 
 
@@ -39,7 +41,7 @@ class MininetBackend(NamespaceBackend):
         """Start all hosts, with the data-plane address on each loopback and no cables yet."""
         self._prepare(wiring)
         self._start_keeper()
-        pids = self._ask(Tell())
+        pids = self._ask(Tell(), within_s=START_S)
         for node in wiring.nodes:
             self._adopt(node, pids[node.name])
 
@@ -84,17 +86,19 @@ class MininetBackend(NamespaceBackend):
     def _keeper_alive(self) -> bool:
         return any(process.alive() for process in self._ledger.processes("keeper"))
 
-    def _ask(self, request: Request) -> dict[str, int]:
+    def _ask(self, request: Request, *, within_s: float = ANSWER_S) -> dict[str, int]:
         socket_file = self._ledger.directory / str(self._ledger.entries("keeper-socket")[-1]["file"])
         with zmq.Context() as context, context.socket(zmq.REQ) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 5)
             socket.connect(f"ipc://{socket_file}")
             socket.send(msgspec.json.encode(request))
-            until_s = time.monotonic() + ANSWER_S
+            until_s = time.monotonic() + within_s
             while not socket.poll(LOOK_MS):
                 if not self._keeper_alive() or time.monotonic() > until_s:
-                    raise TestbedError(f"the Mininet hosts do not start: {_last_line(self._ledger.directory / LOG)}")
+                    raise TestbedError(
+                        f"the keeper of the Mininet hosts does not answer: {_last_line(self._ledger.directory / LOG)}"
+                    )
             reply = msgspec.json.decode(socket.recv(), type=Reply)
         if isinstance(reply, Failed):
             raise TestbedError(f"Mininet refused: {reply.reason}")

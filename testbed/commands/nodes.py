@@ -19,6 +19,8 @@ from testbed.network import Network
 #: How often a followed log is looked at.
 FOLLOW_S = 0.2
 CHUNK_BYTES = 1 << 16
+#: What shells return for a program that a signal ended is this plus the signal's number.
+SIGNALLED = 128
 
 
 def execute(
@@ -27,7 +29,8 @@ def execute(
     name: Name = None,
 ) -> None:
     """Run a program on a node, as an agent would run: without privileges, names leading over the emulated links."""
-    raise typer.Exit(subprocess.run(_entered(node, command, name), check=False).returncode)
+    code = subprocess.run(_entered(node, command, name), check=False).returncode
+    raise typer.Exit(code if code >= 0 else SIGNALLED - code)
 
 
 def shell(node: Node, name: Name = None) -> None:
@@ -36,7 +39,8 @@ def shell(node: Node, name: Name = None) -> None:
     argv = _entered(node, ["/bin/sh", "-c", f'command -v "{program}" >/dev/null && exec "{program}" || exec sh'], name)
     say(f"on {node}; leave with `exit`")
     environment = {**os.environ, "PS1": f"{node}$ "}
-    raise typer.Exit(subprocess.run(argv, check=False, env=environment).returncode)
+    code = subprocess.run(argv, check=False, env=environment).returncode
+    raise typer.Exit(code if code >= 0 else SIGNALLED - code)
 
 
 def logs(

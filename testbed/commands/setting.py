@@ -33,12 +33,13 @@ def set_link(
         first = network.end_of(link)
         ends = (first.node, first.peer)
         changing = ends if source is None else (network.end_of(link, source).node,)
-        in_force = network.shaping()
-        # Everything is understood before anything is changed.
-        wanted = {end: changed(in_force[first.link, end], changes, Path()) for end in changing}
-        for end, direction in wanted.items():
-            network.shape(first.link, end, direction)
-        now = network.shaping()
+        with network.alone():  # two at once would each put back what the other changed
+            in_force = network.shaping()
+            # Everything is understood before anything is changed.
+            wanted = {end: changed(in_force[first.link, end], changes, Path()) for end in changing}
+            for end, direction in wanted.items():
+                network.shape(first.link, end, direction)
+            now = network.shaping()
     finally:
         network.close()
     columns: Columns[str] = (

@@ -140,7 +140,8 @@ class Quantity(Generic[T]):
             report.add(position(node), path, f"'{node.value}' is too small: at least '{self.least}'{why}")
             return None
         if exact > self.dimension.parse(self.most):
-            hint = f"; did you mean '{node.value} %'?" if self.dimension is units.SHARE and 1 < exact <= 100 else ""
+            bare = self.dimension is units.SHARE and 1 < exact <= 100 and "%" not in node.value
+            hint = f"; did you mean '{node.value} %'?" if bare else ""
             report.add(position(node), path, f"'{node.value}' is too large: at most '{self.most}'{why}{hint}")
             return None
         return value

@@ -112,7 +112,7 @@ class RelayShaper:
                 self._socket.close()
                 self._socket = self._connect()
                 raise TestbedError(
-                    f"the relay does not answer: the links are gone (see {self._log}); type `make down`, then up again"
+                    f"the relay does not answer: the links are gone (see {self._log}); type `testbed restart`"
                 )
             reply = wire.decode_reply(self._socket.recv())
         if isinstance(reply, wire.Failed):

@@ -3,6 +3,7 @@
 Nobody has to run for links to work.  What was asked for is kept in a file of the run directory, so that any process can
 change links and tell whether the kernel still has what was asked.
 
+>>> from testbed.impairments import CoDel
 >>> supports(Direction(rate_bps=1e8, delay_s=0.005, loss=0.01))
 ''
 >>> supports(Direction(rate_bps=1e8, delay_s=0.005, codel=CoDel()))
@@ -18,6 +19,7 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,14 +27,12 @@ from pathlib import Path
 
 import msgspec
 
+from testbed.backends import kernel
 from testbed.errors import TestbedError
-from testbed.impairments import CoDel
 from testbed.shaping import kernellinks
-from testbed.shaping.base import CablePlan, DirectionReport, Lateness
+from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness
 from testbed.shaping.kernellinks import Way, way_of
 from testbed.topology import Direction
-
-__all__ = ["CoDel", "NetemShaper", "supports"]
 
 STATE = "netem.json"
 LOCK = "netem.lock"
@@ -61,6 +61,30 @@ def supports(direction: Direction) -> str:
     if direction.codel:
         return "netem here has no CoDel"
     return ""
+
+
+def trial() -> str:
+    """Empty if the kernel of this machine makes a link, or why it does not.  Needs root; leaves nothing behind."""
+    reasons: list[str] = []
+
+    def attempt() -> None:
+        kernel.unshare(kernel.CLONE_NEWNET)  # of this thread alone; it goes with the thread
+        here = f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net"
+        a, b = (CableEnd(node=name, netns=here, interface=f"to-{name}") for name in ("a", "b"))
+        usual = Direction(rate_bps=1e9, delay_s=0.001)
+        cable = CablePlan(link="a-b", a=a, b=b, forward=usual, backward=usual)
+        try:
+            _load_modules()
+            kernellinks.connect(cable)
+            for source in ("a", "b"):
+                kernellinks.furnish(way_of(cable, source, 1.0))
+        except (OSError, TestbedError) as error:
+            reasons.append(str(error).splitlines()[0])
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return reasons[0] if reasons else ""
 
 
 class NetemShaper:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import time
@@ -16,7 +17,7 @@ import pytest
 from testbed import capabilities
 from testbed.backends.kernel import inside_netns
 from testbed.network import Network
-from testbed.probes import ECHO_BYTES, SO_TIMESTAMPNS, TIMESPEC, middle, round_trips_s
+from testbed.probes import ECHO_BYTES, SO_RCVBUFFORCE, SO_TIMESTAMPNS, TIMESPEC, middle, round_trips_s
 from testbed.shaping.base import DirectionReport
 from testbed.shaping.kernellinks import queue_device
 from testbed.topology import Direction, Link, Node, Topology
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.root
 Bring = Callable[[Topology], Network]
 PORT = 7200
 HEADERS_BYTES = 28  # IP and UDP
+
+needs_iproute = pytest.mark.skipif(not shutil.which("tc"), reason="iproute2 is not installed: no tc, no ip")
 
 
 @pytest.fixture
@@ -53,6 +56,7 @@ class Stream:
         self._to = (pair.target_address, PORT)
         with inside_netns(pair.target_netns):
             self._far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._far.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)  # nothing is lost here
         self._far.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._far.bind(self._to)
         with inside_netns(pair.source_netns):
@@ -218,6 +222,7 @@ def test_a_drop_in_the_queue_is_not_told_to_the_sender(bring: Bring) -> None:
     assert eventually(lambda: counter(network, "s1-s2", "s1").dropped["queue"] - before.dropped["queue"] >= 25)
 
 
+@needs_iproute
 @pytest.mark.parametrize("rate_bps", [1e4, 3.9e10, 4e11])
 def test_rates_beyond_32_bits_and_very_low_ones_are_in_force(bring: Bring, rate_bps: float) -> None:
     network = bring(topology(QUICK))
@@ -230,6 +235,7 @@ def test_rates_beyond_32_bits_and_very_low_ones_are_in_force(bring: Bring, rate_
     assert f'"rate":{round(rate_bps / 8)},'.encode() in shown.replace(b" ", b"") or rate_bps > 1e10
 
 
+@needs_iproute
 def test_what_somebody_changes_by_hand_is_seen(bring: Bring) -> None:
     network = bring(topology(QUICK))
     assert network.status().changed == ()
@@ -249,6 +255,7 @@ def test_what_somebody_changes_by_hand_is_seen(bring: Bring) -> None:
     assert network.status().broken == ("s1-s2 from s2 is not shaped",)
 
 
+@needs_iproute
 def test_no_address_is_asked_for_over_a_shaped_link(bring: Bring) -> None:
     network = bring(topology(Direction(rate_bps=1e5, delay_s=0.050)))
     rtts_s = round_trips_s([way(network, "s1", "s2")], probes=1, interval_s=0.01, wait_s=1.0)[0]

@@ -24,6 +24,7 @@ from testbed.probes import Transfer, Way, goodputs_bps, middle, round_trips_s
 from testbed.setup import BackendName
 from testbed.shaping.base import DirectionReport
 from testbed.shaping.engines import ShaperName
+from testbed.shaping.kernellinks import queue_device
 from testbed.topology import Direction, Link, Node, Topology
 from testbed.verify import calibrate
 from tests.support.networks import (
@@ -55,6 +56,10 @@ def bring(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Bring]:
     """Bring a topology up on the backend under test; it is taken down afterwards."""
     with bringing(*BACKENDS[request.param]) as bring:
         yield bring
+
+
+#: Kernels up to 6.1 open a connection with a receive window of 64 KiB, whatever the route says.
+MESSAGES_BEFORE = 4
 
 
 def round_trip_is(way_there: Way, expected_s: float, within_s: float = 0.0005) -> bool:
@@ -141,7 +146,10 @@ def test_there_is_no_way_out_of_the_emulated_network(bring: Bring) -> None:
         sock.connect(("192.0.2.1", 9))
     with inside_netns(network.netns("s1")):
         interfaces = {name for _, name in socket.if_nameindex()}
-    assert interfaces == {"lo", *(interface.name for interface in network.wiring.node("s1").interfaces)}
+    ours = {interface.name for interface in network.wiring.node("s1").interfaces}
+    if "netem" in network.setup.engines.values():
+        ours |= {queue_device(name) for name in ours}
+    assert interfaces == {"lo", *ours}
     assert not (network.netns("s1").parent / "no").exists()
 
 
@@ -196,8 +204,9 @@ def test_a_message_of_300_kb_is_not_held_back_by_slow_start(bring: Bring) -> Non
         far, _ = listener.accept()
         with near, far:
             far.settimeout(5)
-            near.sendall(bytes(1000))  # a connection in use, as between agents
-            _receive(far, 1000)
+            for _ in range(MESSAGES_BEFORE):  # a connection in use, as between agents
+                near.sendall(bytes(size))
+                _receive(far, size)
             time.sleep(0.1)
             start_s = time.monotonic()
             near.sendall(bytes(size))
@@ -226,7 +235,9 @@ def test_tcp_reaches_the_rate_each_way_and_both_ways_at_once(bring: Bring, direc
     network = bring(topology(direction))
     rtt_s, ideal_bps = 2 * direction.delay_s, direction.rate_bps * 1448 / 1500
 
-    there, back = (transfer(way(network, *pair), direction.rate_bps, rtt_s) for pair in (("s1", "s2"), ("s2", "s1")))
+    # Packets one by one take more of the sender's memory than bundles do, and that bounds what is under way.
+    pace_bps = direction.rate_bps * (1.5 if direction.per_packet else 1.0)
+    there, back = (transfer(way(network, *pair), pace_bps, rtt_s) for pair in (("s1", "s2"), ("s2", "s1")))
 
     def shares(*transfers: Transfer) -> list[float]:
         return [found / ideal_bps for found in goodputs_bps([transfers])[0]]
@@ -384,6 +395,8 @@ def test_scaling_slows_every_link_and_keeps_what_the_emulated_world_sees(bring: 
 
 def test_lateness_is_counted_since_the_last_reset(bring: Bring) -> None:
     network = bring(topology(QUICK))
+    if "netem" in network.setup.engines.values():
+        pytest.skip("netem: the kernel does not tell how late it is")
     network.reset_lateness()
     assert network.lateness().releases == 0
     round_trips_s([way(network, "s1", "s2")], probes=5, interval_s=0.01, wait_s=0.2)

@@ -338,6 +338,37 @@ def test_a_container_removed_or_restarted_by_hand_is_named_and_comes_back(api: d
         assert network.status().broken == ()
 
 
+def test_a_paused_container_is_named_and_comes_back(api: docker.APIClient) -> None:
+    with Network.up(mesh(2), name="lab", backend="docker") as network:
+        api.pause(container_of(network, "s1"))
+        assert network.status().broken == ("the container of s1 is paused",)
+        network.restart("s1")
+
+        assert network.status().up
+
+
+def test_down_removes_a_testbed_with_a_paused_container(tmp_path: Path, api: docker.APIClient) -> None:
+    network = Network.up(mesh(2), name="lab", backend="docker")
+    network.popen("s1", ["sleep", "100"], log=tmp_path / "log")
+    api.pause(container_of(network, "s1"))
+    network.down()
+
+    assert all_names() == []
+
+
+def test_a_restart_without_an_engine_leaves_running_programs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Network.up(mesh(2), name="lab", backend="docker") as network:
+        program = network.popen("s1", ["sleep", "100"], log=tmp_path / "log")
+        with monkeypatch.context() as patch:
+            patch.setenv(engine.HOST_VARIABLE, f"unix://{tmp_path}/none.sock")
+            with pytest.raises(TestbedError, match="no Docker Engine is running"):
+                network.restart("s1")
+
+        assert program.poll() is None
+
+
 def test_down_removes_the_containers_of_its_testbed_and_no_other(
     monkeypatch: pytest.MonkeyPatch, run_root: Path, api: docker.APIClient
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from testbed.backends.kernel import unmount
 from testbed.ledger import all_names, ledger_of
 from testbed.network import Network, down
 from testbed.topology import Direction
@@ -184,9 +185,9 @@ def test_testbeds_side_by_side_are_told_apart_by_name() -> None:
     bring_up("right", 2)
     assert typed("list").split() == ["left", "right"]
     assert "choose one with --name" in typed("status", code=2)
-    typed("set", "s1-s2", "delay=3ms", "--name", "right")
-    assert "3 ms" in typed("status", "--name", "right")
-    assert "3 ms" not in typed("status", "--name", "left")
+    typed("set", "s1-s2", "delay=3.5ms", "--name", "right")
+    assert "3.5 ms" in typed("status", "--name", "right")
+    assert "3.5 ms" not in typed("status", "--name", "left")
     assert "removed left, right" in typed("down", "--all")
     assert all_names() == []
 
@@ -197,3 +198,38 @@ def test_status_names_the_engine_of_every_link() -> None:
 
     assert len(rows) == 2
     assert all("relay" in row for row in rows)
+
+
+def test_exec_tells_a_program_that_a_signal_ended_as_a_shell_would() -> None:
+    bring_up(size=2)
+    typed("exec", "s1", "--", "sh", "-c", "kill -9 $$", code=128 + signal.SIGKILL)
+
+
+def test_verify_and_capture_of_a_broken_testbed_are_one_line_that_says_what_to_type(tmp_path: Path) -> None:
+    bring_up(size=2)
+    network = Network.attach()
+    unmount(network.netns("s1"))
+    network.close()
+
+    said = (
+        "testbed 'live' is broken or was changed meanwhile (setns: Invalid argument): type `testbed status --name live`"
+    )
+    assert typed("verify", code=2).strip() == said
+    printed = typed("capture", "s1-s2", "-o", str(tmp_path / "x.pcap"), code=2)
+    assert printed.splitlines()[-1] == said
+
+
+def test_what_cannot_be_printed_or_written_for_want_of_room_is_one_line() -> None:
+    for arguments in (["schema"], ["generate", "--servers", "5", "-o", "/dev/full", "--force"]):
+        with Path("/dev/full").open("w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "testbed.cli", *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        assert ended.returncode == 2
+        assert ended.stderr.count("\n") == 1
+        assert ended.stderr.endswith("cannot be written: No space left on device\n")

@@ -6,20 +6,25 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute
 
+from testbed import proof
+from testbed.backends import kernel
 from testbed.errors import TestbedError
 from testbed.ledger import all_names, ledger_of
 from testbed.network import Network, down
+from testbed.probes import Bounds, Transfer, goodputs_bps
 from testbed.shaping.client import RelayShaper
-from tests.support.networks import QUICK, eventually, mesh, topology
+from tests.support.networks import QUICK, eventually, link_way, mesh, topology
 
 pytestmark = pytest.mark.root
 
@@ -257,3 +262,107 @@ def _descriptors() -> int:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _kill_relay() -> None:
+    relay = ledger_of("a").processes("relay")[0]
+    os.kill(relay.pid, signal.SIGKILL)
+    assert eventually(lambda: not relay.alive())
+
+
+def _lose_interface(netns: Path) -> None:
+    with kernel.inside_netns(netns), IPRoute() as netlink:
+        netlink.link("del", index=socket.if_nametoindex("to-s2"))
+
+
+def _take_interface_down(netns: Path) -> None:
+    with kernel.inside_netns(netns), IPRoute() as netlink:
+        netlink.link("set", index=socket.if_nametoindex("to-s2"), state="down")
+
+
+def _lose_routes(netns: Path) -> None:
+    with kernel.inside_netns(netns), IPRoute() as netlink:
+        netlink.flush_routes(table=254)
+
+
+def _lose_address(netns: Path) -> None:
+    with kernel.inside_netns(netns), IPRoute() as netlink:
+        netlink.flush_addr(index=socket.if_nametoindex("to-s2"))
+
+
+@pytest.mark.parametrize(
+    ("lose", "said"),
+    [
+        (_lose_interface, "s1 has lost its end of s1-s2"),
+        (_take_interface_down, "somebody took the end of s1-s2 at s1 down (to-s2)"),
+        (_lose_address, "the end of s1-s2 at s1 has lost its address"),
+        (_lose_routes, "s1 has lost its route to s2 and 1 others"),
+    ],
+)
+def test_a_node_that_lacks_a_part_of_its_wiring_is_broken_and_mended(lose: Callable[[Path], None], said: str) -> None:
+    with Network.up(mesh(3), name="a") as network:
+        lose(network.netns("s1"))
+
+        assert network.status().broken == (said,)
+        network.restart("s1")
+        assert network.status().up
+        proof.prove(network)
+
+
+def test_a_restart_killed_before_the_node_has_its_links_back_is_seen_and_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Network.up(mesh(3), name="a") as network:
+        with monkeypatch.context() as patch:
+            patch.setattr(RelayShaper, "plug", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                network.restart("s1")
+
+        assert network.status().broken_nodes == ("s1",)
+        network.restart("s1")
+        assert network.status().up
+        proof.prove(network)
+
+
+def test_a_relay_that_was_started_anew_and_got_no_cables_is_seen_and_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Network.up(mesh(2), name="a") as network:
+        _kill_relay()
+        with monkeypatch.context() as patch:
+            patch.setattr(RelayShaper, "plug", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                network.restart()
+
+        assert network.status().broken == ("s1-s2 from s1 is not shaped", "s1-s2 from s2 is not shaped")
+        network.restart()
+        assert network.status().up
+        proof.prove(network)
+
+
+def test_neighbours_that_lost_their_namespaces_and_the_relay_come_back_together() -> None:
+    with Network.up(mesh(3), name="a") as network:
+        _kill_relay()
+        for node in ("s1", "s2"):
+            kernel.unmount(network.netns(node))
+        assert network.status().broken_nodes == ("s1", "s2")
+        network.restart("s1", "s2")
+
+        assert network.status().up
+        proof.prove(network)
+
+
+def test_a_restart_of_a_testbed_that_was_taken_down_meanwhile_makes_nothing(run_root: Path) -> None:
+    network = Network.up(mesh(2), name="a")
+    down("a")
+
+    with pytest.raises(TestbedError, match="testbed 'a' has been taken down"):
+        network.restart("s1")
+    network.close()
+    assert list(run_root.iterdir()) == []
+
+
+def test_a_buffer_beyond_what_the_kernel_can_count_is_as_large_as_it_can_be() -> None:
+    with Network.up(topology(QUICK), name="a") as network:
+        bounds = Bounds(window_bytes=10**11, pace_bytes_per_s=10**8)
+        transfer = Transfer(way=link_way(network, "s1", "s2"), bounds=bounds, warm_up_s=0.01, measure_s=0.05)
+
+        assert goodputs_bps([[transfer]])[0][0] > 0

@@ -64,6 +64,16 @@ def test_down_without_a_testbed_is_no_error(call) -> None:
     assert call("down") == (0, "nothing to remove: no testbed is up\n", "")
 
 
+def test_down_of_a_testbed_that_is_not_there_names_it(call) -> None:
+    assert call("down", "--name", "lab") == (0, "nothing to remove: there is no testbed 'lab'\n", "")
+
+
+@pytest.mark.parametrize("command", [("status",), ("verify",), ("down",)])
+def test_an_empty_name_is_not_taken_for_no_name(call, command: tuple[str, ...]) -> None:
+    code, _, err = call(*command, "--name", "")
+    assert (code, err.split(":")[0]) == (2, "'' cannot name a testbed")
+
+
 def test_a_name_that_is_no_name_is_refused(call) -> None:
     code, _, err = call("down", "--name", "../etc")
     assert (code, err.split(":")[0]) == (2, "'../etc' cannot name a testbed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -183,6 +184,9 @@ class StandIn:
         self.in_force[link, source] = direction
         return direction
 
+    def alone(self) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
     def close(self) -> None:
         self.closed = True
 
@@ -228,3 +232,10 @@ def test_nothing_is_changed_where_anything_is_wrong(network: StandIn) -> None:
 
     assert network.shaped == []
     assert network.closed
+
+
+def test_a_share_that_has_its_sign_is_not_given_another() -> None:
+    with pytest.raises(TestbedError) as caught:
+        changed(FULL, ["loss=101%"], Path())
+
+    assert str(caught.value) == "loss: '101%' is too large: at most '100 %'"
