@@ -69,7 +69,7 @@ def rows(plays: list[tuple[str, Comparison]]) -> list[str]:
             change = interval(paired_change(runs, first.runs_of(framework), bootstrap), 100, "+.1f") + " %"
             lines.append(
                 f"| {framework} | {backend} | {', '.join(run.manifest.fidelity.verdict for run in runs)} "
-                f"| {interval(mean, 1e3, '.1f')} | {interval(found['p95_latency_s'], 1e3, '.0f')} "
+                f"| {interval(mean, 1e3, '.1f')} | {interval(found['latency_p95_s'], 1e3, '.0f')} "
                 f"| {change if number else 'reference'} | {verdict} |"
             )
     return lines
