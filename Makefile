@@ -33,7 +33,7 @@ testbed: $(INSTALLED) ## the virtual environment with everything the testbed nee
 	@$(BIN)/python -m testbed.images --if-possible --quiet
 
 up: testbed ## servers and links of TOPOLOGY (default topologies/edge10.yaml) on BACKEND netns, docker or mininet; as root
-	@$(BIN)/testbed up $(TOPOLOGY) --backend $(BACKEND) $(NAMED)
+	@$(BIN)/testbed up $(TOPOLOGY) --backend $(BACKEND) $(NAMED) $(if $(filter run plots demo,$(MAKECMDGOALS)),,$(ARGS))
 
 status: testbed ## what is up, and whether it is as the file says
 	@$(BIN)/testbed status $(NAMED)

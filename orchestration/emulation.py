@@ -40,6 +40,9 @@ class Emulation:
         ended = self._network.end_processes()
         if ended:  # agents of a run whose orchestrator was killed live on for some seconds and would be in the way
             watcher.say(f"ended {ended} processes that an earlier run left behind")
+        changed = (await self.aside(self._network.status)).changed
+        if changed:
+            watcher.say(f"putting {len(changed)} changed directions back as the file says; runs start from the file")
         await self.aside(lambda: restore(self._network))  # a killed run may have left its congestion or its dilation
         watcher.say("measuring every link against its file")
         measured = await self.aside(lambda: calibrate(self._network))
@@ -53,6 +56,8 @@ class Emulation:
     @asynccontextmanager
     async def agents(self, comparison: Comparison, watcher: Watcher) -> AsyncIterator[None]:
         """One process per server, and links that run as slowly as the comparison wants."""
+        for candidate in comparison.candidates:  # said before the first of them is played
+            visible_framework(candidate.name, self._network)
         watcher.say(f"starting {len(comparison.cluster.servers)} agents")
         fleet = Fleet(
             sandboxes=self._network,

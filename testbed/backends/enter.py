@@ -31,6 +31,10 @@ def main(argv: list[str]) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and the program would inherit that
         try:
             os.execvp(program[0], program)  # noqa: S606 - no shell is the point
+        except PermissionError as error:
+            why = "programs on servers get no capabilities; where a file asks for some, run a copy of it"
+            sys.stderr.write(f"cannot start {program[0]}: {error.strerror} ({why})\n")
+            sys.exit(CANNOT_START)
         except OSError as error:
             sys.stderr.write(f"cannot start {program[0]}: {error.strerror}\n")
             sys.exit(CANNOT_START)
