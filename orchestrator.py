@@ -10,7 +10,6 @@ argument.
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 from collections import Counter
@@ -39,7 +38,7 @@ from orchestration.sweep import Onlooker, Sweep, steady, usable_cores
 from orchestration.sweepfiles import SweepDirectory
 from orchestration.terminal import watched
 from scenarios.timeline import Scenario, Setting, render
-from testbed.errors import TestbedError
+from testbed.errors import FULL_DISK, TestbedError
 from testbed.load import load_topology
 from testbed.topology import Topology
 
@@ -61,7 +60,6 @@ DEFAULT_MODEL = ROOT / "agents" / "models" / "mixtral-8x7b-twin"
 DEFAULT_TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 DEFAULT_FRAMEWORKS = "local-first,greedy,edgeshard,hetroute"
 INTERRUPTED = 130  # exit code, as shells have it
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Memory for experts, in full-precision copies of all of them.
 REDUNDANCY = 2.0
 #: Beyond so many servers some placements take minutes.

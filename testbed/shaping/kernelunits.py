@@ -128,7 +128,7 @@ def queue_of(direction: Direction, *, bundle: int) -> Queue:
     rate = direction.rate_bps * FRAMING / BITS_PER_BYTE
     frames_bytes = direction.effective_queue_bytes * FRAMING
     burst_s = min(BURST_S, frames_bytes / rate / BURST_OF_QUEUE)
-    in_packets = direction.queue_packets is not None and direction.queue_bytes is None
+    in_packets = direction.queue_in_packets
     if in_packets:
         limit = max(1, (direction.queue_packets or 0) - 1)  # one of them is in service
     else:
