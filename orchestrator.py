@@ -1,4 +1,4 @@
-"""The command line that plays scenarios: check, plan, run, compare, agreement, sweep, list.
+"""The command line that plays scenarios: check, plan, run, compare, agreement, sweep, record-routing, list.
 
     python orchestrator.py plan link_congestion --topology topologies/edge10.yaml
     python orchestrator.py compare link_congestion --frameworks edgeshard,hetroute
@@ -33,6 +33,8 @@ from orchestration.cells import Grid, cells, rates_in, seeds_in
 from orchestration.comparison import prepare
 from orchestration.manifest import label
 from orchestration.places import AUTO, Backend, Place, dilated, dilation_in, open_place
+from orchestration.routing import check_recordable, convert_log, prompt_texts, scenario_texts
+from orchestration.routing import record_routing as record
 from orchestration.session import new_directory
 from orchestration.sweep import Onlooker, Sweep, steady, usable_cores
 from orchestration.sweepfiles import SweepDirectory
@@ -104,6 +106,7 @@ SimulatedTopology = Annotated[
     Path | None, typer.Option("--topology", help="topology file, in virtual time; a testbed has its own")
 ]
 TestbedName = Annotated[str | None, typer.Option("--testbed", help="which testbed, if several are up")]
+TraceFile = Annotated[Path, typer.Argument(help="trace to write (.jsonl)")]
 Results = Annotated[Path, typer.Option(help="where run directories go")]
 
 
@@ -340,6 +343,56 @@ def sweep(
             f"{len(failed)} of {len(asked)} cells failed; {directory.path}/failed says why; "
             "the same command tries them again"
         )
+
+
+@app.command("record-routing")
+def record_routing(
+    into: TraceFile,
+    model: ModelDirectory = DEFAULT_MODEL,
+    domains: Annotated[str, typer.Option(help="comma-separated; default: all that the model has texts of")] = "",
+    texts: Annotated[int, typer.Option(min=1, max=100_000, help="held-out texts of every domain")] = 8,
+    tokens: Annotated[int | None, typer.Option(min=1, help="first tokens of every text; default: all")] = None,
+    scenario: Annotated[
+        str | None, typer.Option(help="record what the requests of this scenario ask, instead of held-out texts")
+    ] = None,
+    topology: TopologyFile = DEFAULT_TOPOLOGY,
+    seed: Seed = 0,
+    rate: Rate = None,
+    duration: Duration = None,
+    generate_share: GenerateShare = None,
+) -> None:
+    """Record which experts a twin's gate chooses, as a routing trace that --model replays."""
+    of_scenario = {"--rate": rate, "--duration": duration, "--generate-share": generate_share}
+    of_texts = {"--domains": domains or None, "--tokens": tokens}
+    for option, value in (of_scenario if scenario is None else of_texts).items():
+        if value is not None:
+            raise TestbedError(f"{option} has no meaning {'without' if scenario is None else 'with'} --scenario")
+    loaded = Model.load(model)
+    check_recordable(loaded, into)
+    if scenario is None:
+        named = [name.strip() for name in domains.split(",") if name.strip()]
+        asked = prompt_texts(loaded, domains=named, texts=texts, tokens=tokens)
+    else:
+        network = load_topology(topology)
+        asked = scenario_texts(loaded, _build(scenario, network, loaded, seed, rate, duration, generate_share))
+    with console.status(f"recording {len(asked)} texts"):
+        trace = record(loaded, asked, into)
+    say(
+        f"{into}: {trace.rows} tokens of {len(asked)} texts, {trace.profile.layers} layers; play it with --model {into}"
+    )
+
+
+@app.command("convert-routing")
+def convert_routing(
+    log: Annotated[Path, typer.Argument(help="route log of vLLM")],
+    into: TraceFile,
+    spread: Annotated[
+        bool, typer.Option("--spread", help="fill layers that were not logged from those that were")
+    ] = False,
+) -> None:
+    """Turn a route log of vLLM into a routing trace that --model replays."""
+    held, trace = convert_log(log, into, spread=spread)
+    say(f"{held}\n{into}: {trace.rows} tokens, {trace.profile.layers} layers; play it with --model {into}")
 
 
 def _swept(sweep: Sweep, asked: str) -> Mapping[str, str]:

@@ -21,8 +21,8 @@ from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, Vi
 from agents.frameworks.cost import head_s
 from agents.gather import Gather, Residual
 from agents.models.arithmetic import Arithmetic, Cache
+from agents.models.mixture import finish
 from agents.models.reference import digest, next_token_nll
-from agents.models.twin import finish
 from agents.protocol import (
     TOKEN_ID_BYTES,
     Advance,
@@ -213,7 +213,7 @@ class Engine:
             attended = self._twin.attend(layer, stream, cache, ticket.start)
             gate = self._twin.gate(layer, attended)
             routed = Routed.of(gate, experts=self._profile.experts)
-            return attended, routed, gate.hidden
+            return gate.residual(attended), routed, gate.hidden
 
         modelled_s = self._view.dense_s(self._server, len(stream))
         (attended, routed, hidden), finish_s = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.errors import FrameworkError
 from agents.frameworks.base import Choice, Demand, ExpertDemand, Plan
-from agents.models.twin import Gate
+from agents.models.mixture import Gate
 from agents.protocol import Array, ExpertCall
 
 #: Batches kept for one repeated gate.  A framework splits a layer in few ways; the bound only guards memory.

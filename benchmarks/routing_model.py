@@ -34,7 +34,7 @@ from agents.frameworks.cost import dense_s, expert_s, head_s
 from agents.frameworks.placements import check_placement
 from agents.frameworks.registry import FRAMEWORKS, create
 from agents.models.calibrate import Calibration
-from agents.models.corpus import TWIN_DIRECTORY
+from agents.models.corpus import twin_directory
 from agents.models.profile import ModelProfile
 from agents.protocol import GOSSIP_INTERVAL_S, Placement
 from agents.store import FAST_SHARE
@@ -373,7 +373,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=0.02)
     arguments = parser.parse_args()
     profile = ModelProfile.load("mixtral-8x7b")
-    calibration = Calibration.load(TWIN_DIRECTORY)
+    calibration = Calibration.load(twin_directory("mixtral-8x7b"))
     columns = ("req/s", "framework", "mean", "P50", "P99", "vs", "GB/1k", "moves", "busiest", "plan us", "calls")
     print("{:>5}  {:<34}{:>7}{:>7}{:>7}{:>6}{:>8}{:>7}{:>8}{:>9}  {}".format(*columns))
     for rate in (float(text) for text in arguments.rates.split(",")):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from agents.models.twin import Call, Floats, Gate, Totals
+from agents.models.mixture import Call, Floats, Gate, Totals
 
 #: What ``new_cache`` makes; only the model that made it looks inside.
 Cache = Any

@@ -1,13 +1,16 @@
 """Measures a twin once, so that frameworks can plan: who uses which expert, and what fewer bits cost.
 
-``python -m agents.models.calibrate`` writes ``calibration.json`` beside the weights.  The text is the corpus's
+``python -m agents.models.calibrate [MODEL]`` writes ``calibration.json`` beside the weights, and what is known of every
+expert (:mod:`agents.models.facts`) and of leaving early (:mod:`agents.models.exits`).  The text is the corpus's
 calibration part: neither trained on nor used for prompts.
 
     usage[d, l, e]     share of the (token, choice) pairs of layer l that go to expert e, on text of domain d    (1)
-    loss(l, p)         NLL with all experts of layer l in precision p / NLL with none, minus 1                   (2)
+    loss(l, p)         KL(full || all experts of layer l in precision p) / NLL of full                           (2)
     total loss(p)      the same with the experts of all layers in precision p                                    (3)
 
-(2) is measured with its sign: the difference is small, and on a finite text it may come out a little below zero.
+The Kullback-Leibler divergence is the rise of the negative log likelihood that is to be expected where the model is
+right about the text.  The measured rise of a fraction of a percent would drown in the noise of a few thousand tokens,
+and come out below zero now and then.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.models.loader import read_json
-from agents.models.quantize import FULL, PRECISIONS
-from agents.models.reference import mixture, next_token_nll, through
-from agents.models.twin import Gate, Twin, finish
+from agents.models.quantize import FULL
 from testbed.errors import TestbedError
 
 CALIBRATION_FILE = "calibration.json"
 #: Relative NLL increase below which nothing is taken to be measurable.
 SMALLEST_LOSS = 1e-7
-ROWS, LENGTH = 12, 128  # per domain
+ROWS, LENGTH = 12, 128  # per domain, for (1) to (3)
+EXPERT_ROWS = 6  # of them, for every expert
+EXIT_ROWS = 48  # half for temperatures, half for the sample
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -105,66 +108,48 @@ class Calibration:
         (directory / CALIBRATION_FILE).write_bytes(msgspec.json.encode(file) + b"\n")
 
 
-def measure(twin: Twin, rows: Mapping[str, npt.NDArray[np.int16]]) -> Calibration:
-    """Equations (1) to (3) on token rows of every domain."""
-    layers, lossy = twin.spec.layers, [name for name in PRECISIONS if name != FULL]
-    usage = np.zeros((len(rows), layers, twin.spec.experts))
-    base = 0.0
-    each = {name: np.zeros(layers) for name in lossy}
-    total = dict.fromkeys(lossy, 0.0)
-    for domain, texts in enumerate(rows.values()):
-        for tokens in texts:
-            attended, gates, x = _trace(twin, tokens)
-            usage[domain] += [np.bincount(gate.experts.ravel(), minlength=twin.spec.experts) for gate in gates]
-            base += _nll(twin, x, tokens)
-            for name in lossy:
-                total[name] += _nll(twin, through(twin, twin.embed(tokens), precision=name), tokens)
-                for layer in range(layers):
-                    x = finish(attended[layer], mixture(twin, layer, gates[layer], name))
-                    each[name][layer] += _nll(twin, through(twin, x, first=layer + 1), tokens)
-    return Calibration(
-        tokens=sum(texts.size for texts in rows.values()),
-        domains=tuple(rows),
-        usage=usage / usage.sum(axis=2, keepdims=True),
-        precision_loss={FULL: (0.0,) * layers} | {name: tuple((each[name] / base - 1).tolist()) for name in lossy},
-        precision_loss_total={FULL: 0.0} | {name: total[name] / base - 1 for name in lossy},
-    )
-
-
-def _trace(
-    twin: Twin, tokens: npt.NDArray[np.int16]
-) -> tuple[list[npt.NDArray[np.float32]], list[Gate], npt.NDArray[np.float32]]:
-    """A full-precision pass that keeps what each layer's experts got, so that a change in one layer starts there."""
-    attended, gates, x = [], [], twin.embed(tokens)
-    for layer in range(twin.spec.layers):
-        attended.append(twin.attend(layer, x))
-        gates.append(twin.gate(layer, attended[-1]))
-        x = finish(attended[-1], mixture(twin, layer, gates[-1], FULL))
-    return attended, gates, x
-
-
-def _nll(twin: Twin, x: npt.NDArray[np.float32], tokens: npt.NDArray[np.int16]) -> float:
-    return float(next_token_nll(twin.logits(x), tokens).sum())
-
-
 def main() -> int:
     """Measure on the corpus's calibration text and store the result."""
     from agents.models import corpus
+    from agents.models.fit_exits import FitRecipe, fit
+    from agents.models.loader import read_spec, read_weights
+    from agents.models.measure import measure, measure_experts, network_of
     from agents.models.prompts import cut_rows, read_tokenizer
 
-    directory = corpus.TWIN_DIRECTORY
+    directory = corpus.chosen_twin("python -m agents.models.calibrate", __doc__)
+
+    def progress(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
     try:
-        twin, tokenizer = Twin.load(directory), read_tokenizer(directory)
+        spec, tokenizer = read_spec(directory), read_tokenizer(directory)
+        network = network_of(spec, read_weights(directory, spec))
         corpus.fetch()
-        text = corpus.texts(corpus.documents(), "calibration")
-        rows = {name: cut_rows(corpus.encode(tokenizer, part), ROWS, LENGTH) for name, part in text.items()}
-        found = measure(twin, rows)
+        everything = corpus.documents()
+        aside = {name: corpus.encode(tokenizer, part) for name, part in corpus.texts(everything, "calibration").items()}
+        rows = {name: cut_rows(stream, ROWS, LENGTH) for name, stream in aside.items()}
+        found = measure(network, rows)
+        training = [corpus.encode(tokenizer, part) for part in corpus.texts(everything, "train").values()]
+        exits = fit(
+            network,
+            training,
+            [cut_rows(stream, EXIT_ROWS, LENGTH) for stream in aside.values()],
+            FitRecipe(),
+            progress,
+        )
+        facts = measure_experts(network, [part[:EXPERT_ROWS] for part in rows.values()], progress)
     except TestbedError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     found.save(directory)
+    exits.save(directory)
+    facts.save(directory)
     for name, loss in found.precision_loss_total.items():
         print(f"{name:<6} all layers {100 * loss:+.3f} %   worst layer {100 * max(found.precision_loss[name]):+.3f} %")
+    print("exit after layer   agreement   calibration error   rise of NLL")
+    for layer in range(spec.layers - 1):
+        agreement, rise = exits.agrees[layer].mean(), exits.rise[layer].mean() / exits.full_nll
+        print(f"{layer:>16}{agreement:>11.1%}{exits.calibration_error(layer):>19.3f}{rise:>+13.1%}")
     return 0
 
 

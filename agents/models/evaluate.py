@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from agents.models.corpus import TWIN_DIRECTORY
+from agents.models.corpus import twin_directory
+from agents.models.mixture import Gate
 from agents.models.prompts import Prompts, read_tokenizer
 from agents.models.quantize import FULL, PRECISIONS
 from agents.models.reference import next_token_nll, score
-from agents.models.twin import Gate, Twin
+from agents.models.twin import Twin
 from testbed.errors import TestbedError
 
 SHOWN_LAYERS = (0, 8, 16, 24, 31)
@@ -119,7 +120,7 @@ def report(directory: Path, rows_per_domain: int) -> Iterator[str]:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m agents.models.evaluate", description="Quality of a stored twin.")
-    parser.add_argument("--model", type=Path, default=TWIN_DIRECTORY)
+    parser.add_argument("--model", type=Path, default=twin_directory("mixtral-8x7b"))
     parser.add_argument("--rows", type=int, default=ROWS, help="held-out rows per domain")
     chosen = parser.parse_args()
     try:

@@ -56,7 +56,7 @@ def read_weights(directory: Path, spec: ModelSpec) -> dict[str, npt.NDArray[np.f
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor of a model of this shape."""
-    width, hidden = spec.width, spec.expert_width
+    width, hidden, shared, dense = spec.width, spec.expert_width, spec.shared_width, spec.dense_width
     shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab, width), "final_norm": (width,)}
     for layer in range(spec.layers):
         shapes |= {
@@ -65,9 +65,24 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
             f"layers.{layer}.qkv": (width, 3 * width),
             f"layers.{layer}.attention_out": (width, width),
             f"layers.{layer}.gate": (width, spec.experts),
-            f"layers.{layer}.experts_in": (spec.experts, width, 2 * hidden),
+            f"layers.{layer}.experts_in": (spec.experts, width, spec.inner_width),
             f"layers.{layer}.experts_out": (spec.experts, hidden, width),
         }
+        if shared:
+            shapes |= {
+                f"layers.{layer}.shared_in": (width, 2 * shared),
+                f"layers.{layer}.shared_out": (shared, width),
+                f"layers.{layer}.shared_gate": (width, 1),
+            }
+        if dense:
+            shapes |= {
+                f"layers.{layer}.dense_attention_norm": (width,),
+                f"layers.{layer}.dense_norm": (width,),
+                f"layers.{layer}.dense_qkv": (width, 3 * width),
+                f"layers.{layer}.dense_attention_out": (width, width),
+                f"layers.{layer}.dense_in": (width, dense),
+                f"layers.{layer}.dense_out": (dense, width),
+            }
     return shapes
 
 

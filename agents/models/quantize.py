@@ -1,7 +1,7 @@
 """Experts in fewer bits: real integers and scales, and the float32 weights that they stand for.
 
     int8   one scale per output channel, integers in [-127, 127]
-    int4   one scale per output channel and group of 32 inputs, integers in [-7, 7]
+    int4   one scale per output channel and group of 32 inputs (all, where there are fewer), integers in [-7, 7]
 
     v = rint(w / s),  s = max |w| / levels,  w' = v · s        so |w - w'| <= s / 2
 
@@ -64,7 +64,7 @@ def quantize(matrix: npt.NDArray[np.float32], precision: str) -> QuantizedMatrix
     if form is None:
         raise TestbedError(f"unknown integer precision {precision!r}; known are {', '.join(FORMATS)}")
     inputs, outputs = matrix.shape
-    group = form.group or inputs
+    group = min(form.group or inputs, inputs)
     if inputs % group:
         raise TestbedError(f"{precision} groups {group} inputs, which does not divide {inputs}")
     grouped = matrix.reshape(inputs // group, group, outputs)

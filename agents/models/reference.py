@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.models.arithmetic import Arithmetic, Cache
+from agents.models.mixture import Floats, Gate, Totals, assign, finish
 from agents.models.quantize import FULL
-from agents.models.twin import Floats, Gate, Totals, assign, finish
 
 #: One precision for all layers, or one per layer.
 Precision = str | Sequence[str]
@@ -69,7 +69,8 @@ def through(
         gate = twin.gate(layer, x)
         if gates is not None:
             gates.append(gate)
-        x = finish(x, mixture(twin, layer, gate, precision if isinstance(precision, str) else precision[layer]))
+        total = mixture(twin, layer, gate, precision if isinstance(precision, str) else precision[layer])
+        x = finish(gate.residual(x), total)
     return x
 
 

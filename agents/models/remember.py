@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from agents.models.arithmetic import Arithmetic, Cache, Shape
-from agents.models.twin import Call, Floats, Gate, Totals, add_experts
+from agents.models.mixture import Call, Floats, Gate, Totals, add_experts
 
 #: What is remembered at most, keys included; what was not asked for the longest goes first.
 MEMORY_BYTES = 2**30
@@ -127,7 +127,7 @@ class Remembering:
         return value
 
     def _keep(self, key: Key, value: Floats | Gate) -> None:
-        arrays = (value.hidden, value.experts, value.weights) if isinstance(value, Gate) else (value,)
+        arrays = _arrays(value) if isinstance(value, Gate) else (value,)
         for array in arrays:
             array.flags.writeable = False
         size_bytes = ENTRY_BYTES + sum(array.nbytes for array in arrays)
@@ -135,6 +135,11 @@ class Remembering:
         self.held_bytes += size_bytes
         while self.held_bytes > self._memory_bytes:
             self.held_bytes -= self._known.popitem(last=False)[1][1]
+
+
+def _arrays(gate: Gate) -> tuple[npt.NDArray[Any], ...]:
+    arrays = (gate.hidden, gate.experts, gate.weights)
+    return arrays if gate.shared is None else (*arrays, gate.shared)
 
 
 def _digest(rows: Floats) -> bytes:

@@ -22,7 +22,7 @@ float32 holds whole numbers up to 2²⁴ exactly, more than a trace may have row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
@@ -31,11 +31,11 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.models.calibrate import Calibration
+from agents.models.mixture import Call, Floats, Gate, Totals
 from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts
 from agents.models.quantize import PRECISIONS
 from agents.models.trace import Problem, Trace, read_trace
-from agents.models.twin import Call, Floats, Gate, Totals
 from testbed.errors import TestbedError
 
 TRACE_SUFFIX = ".jsonl"
@@ -44,6 +44,8 @@ LONGEST_PROMPT = 128
 PROMPTED_SHARE = 0.9
 #: Gate decisions kept for tokens that come again: some 12 KiB each with what is derived from them.
 GATES_KEPT = 8192
+#: Whose twin's losses of precision stand in where a model has no twin.
+LENDER = "mixtral-8x7b"
 
 _MODELS = Path(__file__).parent
 
@@ -176,8 +178,11 @@ class Replay:
         return Prompts(rows)
 
     def calibration(self, losses: Calibration | None = None) -> Calibration:
-        """Usage as recorded; what fewer bits lose cannot be, and is borrowed: by default from the model's twin."""
-        borrowed = Calibration.load(_MODELS / f"{self.profile.name}-twin") if losses is None else losses
+        """Usage as recorded; what fewer bits lose cannot be, and is borrowed.
+
+        From the model's own twin; where it has none, ``LENDER``'s total loss is spread evenly over the layers.
+        """
+        borrowed = self._borrowed() if losses is None else losses
         layers, experts = self.profile.layers, self.profile.experts
         datasets = self._datasets()
         usage = np.zeros((len(datasets), layers, experts))
@@ -211,13 +216,27 @@ class Replay:
             text += f"; {len(short)} problems give no prompt: too short"
         if trace.rescaled:
             text += f"; weights of {trace.rescaled} rows rescaled to sum to 1"
+        if not _twin_of(self.profile.name).is_dir():
+            text += f"; it has no twin, so what fewer bits lose is that of {LENDER}'s"
         return text
+
+    def _borrowed(self) -> Calibration:
+        own = _twin_of(self.profile.name)
+        if own.is_dir():
+            return Calibration.load(own)
+        lent, layers = Calibration.load(_twin_of(LENDER)), self.profile.layers
+        shares = {name: (loss / layers,) * layers for name, loss in lent.precision_loss_total.items()}
+        return replace(lent, precision_loss=shares)
 
     def _datasets(self) -> dict[str, list[Problem]]:
         found: dict[str, list[Problem]] = {}
         for problem in self.trace.problems:
             found.setdefault(problem.dataset, []).append(problem)
         return found
+
+
+def _twin_of(name: str) -> Path:
+    return _MODELS / f"{name}-twin"
 
 
 def _prompt_length(tokens: Sequence[int]) -> int:

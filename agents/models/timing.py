@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.models.corpus import TWIN_DIRECTORY
+from agents.models.corpus import twin_directory
+from agents.models.mixture import Gate, finish
 from agents.models.prompts import Prompts
 from agents.models.quantize import FULL
 from agents.models.reference import mixture, score
-from agents.models.twin import Gate, Twin, finish
+from agents.models.twin import Twin
 from testbed.errors import TestbedError
 
 MICROSECONDS = 1e6
@@ -28,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m agents.models.timing", description="Time of the twin's arithmetic."
     )
-    parser.add_argument("--model", type=Path, default=TWIN_DIRECTORY)
+    parser.add_argument("--model", type=Path, default=twin_directory("mixtral-8x7b"))
     parser.add_argument("--tokens", type=int, default=37)
     parser.add_argument("--passes", type=int, default=100)
     chosen = parser.parse_args()
@@ -45,7 +46,7 @@ def main() -> int:
         before.append(x)
         attended.append(twin.attend(layer, x))
         gates.append(twin.gate(layer, attended[-1]))
-        x = finish(attended[-1], mixture(twin, layer, gates[-1], FULL))
+        x = finish(gates[-1].residual(attended[-1]), mixture(twin, layer, gates[-1], FULL))
     print(f"{chosen.tokens} tokens, per layer{'fastest us':>20}{'median us':>12}")
     for name, work in {
         "attention": lambda: [twin.attend(layer, before[layer]) for layer in layers],

@@ -8,6 +8,10 @@ Experts stand best first.  Lines may come in any order.  A token that lacks a li
 recording: it is left out and counted.  Everything else that does not fit is a mistake, and is refused with file and
 line, because a trace that is wrong in one place is not to be believed in another.
 
+Whether a token's weights sum to 1 is the model's nature (``ModelProfile.gating``): Mixtral's do; Qwen1.5 weighs its
+experts by their shares of a softmax over all of them, and what the others would have had is missing from the sum.
+Weights that sum to something else than such a model's can are rescaled and counted.
+
 Lines are read one by one into compact arrays: some 20 bytes of memory per line, and a few dozen more while sorting.
 """
 
@@ -33,6 +37,8 @@ MAX_TOKENS = 2**15
 MAX_TOP_K = 64
 #: Recorded in half precision, weights miss a sum of 1 by less than this.
 SUM_TOLERANCE = 5e-3
+#: Recorded in single precision, they miss it by less than this, and stay as they are to the bit.
+SINGLE_TOLERANCE = 1e-6
 
 _Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _Small = Annotated[int, msgspec.Meta(ge=0, lt=2**15)]
@@ -40,7 +46,9 @@ _Weight = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Choices = msgspec.Meta(min_length=1, max_length=MAX_TOP_K)
 
 
-class _Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class Line(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """What one token chose in one layer."""
+
     dataset: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     problem_id: _Number
     layer: _Small
@@ -65,10 +73,10 @@ class Trace:
 
     profile: ModelProfile  # whose decisions these are
     experts: npt.NDArray[np.int16]  # (layers, rows, top_k), best first
-    weights: npt.NDArray[np.float32]  # (layers, rows, top_k), summing to 1
+    weights: npt.NDArray[np.float32]  # (layers, rows, top_k), as the model's gate weighs
     problems: tuple[Problem, ...]
     incomplete: int  # tokens left out, because some layer has no line of theirs
-    rescaled: int  # lines whose weights did not sum to 1
+    rescaled: int  # lines whose weights did not sum to what the model's do
 
     @property
     def rows(self) -> int:
@@ -140,8 +148,8 @@ def _read(path: Path) -> _Lines:
     )
 
 
-def _parsed(path: Path) -> Iterator[tuple[int, _Line]]:
-    decoder = msgspec.json.Decoder(_Line)
+def _parsed(path: Path) -> Iterator[tuple[int, Line]]:
+    decoder = msgspec.json.Decoder(Line)
     try:
         with path.open("rb") as file:
             for number in range(1, MAX_LINES + 2):
@@ -155,7 +163,9 @@ def _parsed(path: Path) -> Iterator[tuple[int, _Line]]:
                 try:
                     yield number, decoder.decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    _refuse(path, number, str(error))
+                    log = number == 1 and b'"type"' in text and b'"meta"' in text
+                    hint = "; a vLLM route log becomes a trace by `orchestrator.py convert-routing`" if log else ""
+                    _refuse(path, number, f"{error}{hint}")
     except OSError as error:
         raise TestbedError(f"{path}: {error.strerror}") from None
 
@@ -224,7 +234,8 @@ def _complete(lines: _Lines, profile: ModelProfile, sums: npt.NDArray[np.float64
     experts = np.empty((profile.layers, count, profile.top_k), np.int16)
     weights = np.empty(experts.shape, np.float32)
     experts[where] = lines.experts[kept]
-    weights[where] = lines.weights[kept] / sums[kept, None]
+    divisors, off = _divisors(sums, profile)
+    weights[where] = lines.weights[kept] / divisors[kept, None]
     sizes = np.bincount(keys[whole] >> 32, minlength=len(names)).tolist()
     firsts = np.cumsum([0, *sizes]).tolist()
     return Trace(
@@ -237,8 +248,16 @@ def _complete(lines: _Lines, profile: ModelProfile, sums: npt.NDArray[np.float64
             if tokens
         ),
         incomplete=len(keys) - count,
-        rescaled=int((np.abs(sums - 1) > SUM_TOLERANCE).sum()),
+        rescaled=int(off.sum()),
     )
+
+
+def _divisors(
+    sums: npt.NDArray[np.float64], profile: ModelProfile
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """What to divide every line's weights by, and which of them are off by more than rounding."""
+    excess = sums - 1 if profile.gating == "chosen" else np.maximum(sums - 1, 0)
+    return np.where(np.abs(excess) > SINGLE_TOLERANCE, sums, 1.0), np.abs(excess) > SUM_TOLERANCE
 
 
 def _refuse_repeats(lines: _Lines, token_of: npt.NDArray[Any], layers: int) -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from agents.models.arithmetic import Cache
+from agents.models.mixture import Floats
 from agents.models.reference import generate, score
 from agents.models.remember import Remembering
-from agents.models.twin import Floats, Twin
+from agents.models.twin import Twin
 from tests.support.simulated import TWIN
 
 PROMPT, OTHER = [1, 2, 3, 4, 5, 6, 7, 8], [8, 7, 6, 5, 4, 3, 2, 1]

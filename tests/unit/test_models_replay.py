@@ -11,7 +11,7 @@ import pytest
 
 from agents.frameworks.base import Choice
 from agents.models.calibrate import Calibration
-from agents.models.corpus import TWIN_DIRECTORY
+from agents.models.corpus import twin_directory
 from agents.models.model import Model
 from agents.models.profile import ModelProfile
 from agents.models.reference import generate, score
@@ -36,6 +36,8 @@ from .analysis_data import write_comparison
 from .trace_cases import MIXTRAL, TINY, lines, replayed, without, written
 
 ROOT = Path(__file__).parents[2]
+#: What the summary of every made-up model ends in.
+NO_TWIN = "; it has no twin, so what fewer bits lose is that of mixtral-8x7b's"
 RECORDED = ROOT.parent / "shared" / "data" / "moe" / "mixtral8x7b_gsm8k_2_routing.jsonl"
 
 # --- what is replayed -------------------------------------------------------------------------------------------------
@@ -70,7 +72,29 @@ def test_weights_that_do_not_sum_to_one_are_rescaled_and_that_is_said(tmp_path: 
     replay = replayed(tmp_path, recorded)
 
     assert replay.gate(0, replay.embed([4])).weights[0] == pytest.approx([0.75, 0.25])
-    assert replay.summary == "5 tokens of 1 problems; weights of 1 rows rescaled to sum to 1"
+    assert replay.summary == f"5 tokens of 1 problems; weights of 1 rows rescaled to sum to 1{NO_TWIN}"
+
+
+def test_weights_that_miss_one_by_rounding_only_stay_as_they_are_to_the_bit(tmp_path: Path) -> None:
+    recorded = lines(5)
+    third, rest = float(np.float32(1 / 3)), float(np.float32(2 / 3))
+    recorded[4]["gating_probs"] = [rest, third]
+
+    weights = replayed(tmp_path, recorded).gate(0, np.float32([[4]])).weights[0]
+
+    assert weights.tolist() == [rest, third]
+
+
+def test_a_model_that_weighs_by_shares_of_all_experts_keeps_weights_that_do_not_sum_to_one(tmp_path: Path) -> None:
+    recorded = lines(5)
+    recorded[4]["gating_probs"] = [0.25, 0.125]
+    recorded[3]["gating_probs"] = [1.5, 0.5]  # no share is that large
+
+    replay = replayed(tmp_path, recorded, replace(TINY, gating="all"))
+
+    assert replay.gate(0, replay.embed([4])).weights[0].tolist() == [0.25, 0.125]
+    assert replay.gate(0, replay.embed([3])).weights[0].tolist() == [0.75, 0.25]
+    assert replay.trace.rescaled == 1
 
 
 def test_tokens_that_lack_a_layer_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -79,13 +103,14 @@ def test_tokens_that_lack_a_layer_are_left_out_and_counted(tmp_path: Path) -> No
 
     replay = replayed(tmp_path, recorded)
 
-    assert replay.summary == "8 tokens of 2 problems; 1 left out: no row in every layer"
+    assert replay.summary == f"8 tokens of 2 problems; 1 left out: no row in every layer{NO_TWIN}"
     assert (replay.trace.experts == np.delete(whole.trace.experts, 1, axis=1)).all()
 
 
 def test_a_problem_without_a_complete_token_is_no_problem_of_the_replay(tmp_path: Path) -> None:
     recorded = without(lines(5, 1), problem_id=1, layer=2)
-    assert replayed(tmp_path, recorded).summary == "5 tokens of 1 problems; 1 left out: no row in every layer"
+    summary = replayed(tmp_path, recorded).summary
+    assert summary == f"5 tokens of 1 problems; 1 left out: no row in every layer{NO_TWIN}"
 
 
 def test_a_generated_text_walks_along_its_problem_and_begins_again_at_its_end(tmp_path: Path) -> None:
@@ -217,7 +242,7 @@ def test_problems_too_short_for_a_prompt_give_none_and_that_is_said(tmp_path: Pa
     replay = replayed(tmp_path, lines(20, 2, 20))
 
     assert replay.prompts.rows["maths"].tolist() == [list(range(20)), list(range(22, 42))]
-    assert replay.summary == "42 tokens of 3 problems; 1 problems give no prompt: too short"
+    assert replay.summary == f"42 tokens of 3 problems; 1 problems give no prompt: too short{NO_TWIN}"
 
 
 def test_datasets_are_domains_with_their_own_prompts_and_usage(tmp_path: Path) -> None:
@@ -243,7 +268,7 @@ def test_datasets_are_domains_with_their_own_prompts_and_usage(tmp_path: Path) -
 def test_losses_of_another_shape_are_refused(tmp_path: Path) -> None:
     replay = replayed(tmp_path, lines(4))
     with pytest.raises(TestbedError, match="cover 32 layers; tiny has 3"):
-        replay.calibration(Calibration.load(TWIN_DIRECTORY))
+        replay.calibration(Calibration.load(twin_directory("mixtral-8x7b")))
 
 
 def calibration_of(profile: ModelProfile) -> Calibration:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agents.models.calibrate import Calibration
-from agents.models.corpus import TWIN_DIRECTORY
+from agents.models.corpus import twin_directory
 from agents.models.evaluate import distance, evaluate
 from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts, read_tokenizer
@@ -19,12 +19,12 @@ STRIDE = 32  # every how many held-out rows one is scored
 
 @pytest.fixture(scope="module")
 def twin() -> Twin:
-    return Twin.load(TWIN_DIRECTORY)
+    return Twin.load(twin_directory("mixtral-8x7b"))
 
 
 @pytest.fixture(scope="module")
 def prompts() -> Prompts:
-    return Prompts.load(TWIN_DIRECTORY)
+    return Prompts.load(twin_directory("mixtral-8x7b"))
 
 
 def test_it_has_the_layers_and_experts_of_the_model_it_stands_for(twin: Twin) -> None:
@@ -43,7 +43,7 @@ def test_held_out_prompts_are_enough_and_fit_the_model(twin: Twin, prompts: Prom
 def test_it_predicts_unseen_text_far_better_than_chance_and_uses_experts_by_domain(
     twin: Twin, prompts: Prompts
 ) -> None:
-    tokenizer = read_tokenizer(TWIN_DIRECTORY)
+    tokenizer = read_tokenizer(twin_directory("mixtral-8x7b"))
     found = {domain: evaluate(twin, tokenizer, prompts.rows[domain][::STRIDE]) for domain in prompts.domains}
 
     for quality, _ in found.values():
@@ -55,7 +55,7 @@ def test_it_predicts_unseen_text_far_better_than_chance_and_uses_experts_by_doma
 
 
 def test_every_expert_has_work_in_the_calibration(twin: Twin) -> None:
-    calibration = Calibration.load(TWIN_DIRECTORY)
+    calibration = Calibration.load(twin_directory("mixtral-8x7b"))
 
     assert calibration.usage.shape == (3, twin.spec.layers, twin.spec.experts)
     assert calibration.usage.mean(axis=0).min() > 0.005
@@ -63,6 +63,6 @@ def test_every_expert_has_work_in_the_calibration(twin: Twin) -> None:
 
 
 def test_int8_costs_less_than_int4_and_int4_little() -> None:
-    total = Calibration.load(TWIN_DIRECTORY).precision_loss_total
+    total = Calibration.load(twin_directory("mixtral-8x7b")).precision_loss_total
 
     assert abs(total["int8"]) < total["int4"] < 0.02

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.models.mixture import Floats, Gate, assign, contribution, finish
 from agents.models.network import Network
 from agents.models.reference import digest, generate, mixture, next_token_nll, score, through
 from agents.models.spec import ModelSpec
-from agents.models.twin import Floats, Gate, KeyValueCache, Twin, assign, contribution, finish
+from agents.models.twin import KeyValueCache, Twin
 from testbed.errors import TestbedError
 
 SMALL = ModelSpec(
@@ -55,9 +57,18 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, SMALL.vocab, count)]
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 5])
-def test_numpy_inference_equals_the_torch_network(top_k: int) -> None:
-    network = small_network(dataclasses.replace(SMALL, top_k=top_k))
+KINDS: dict[str, dict[str, Any]] = {
+    "mixtral": {},
+    "every expert": {"top_k": 5},
+    "qwen": {"gating": "all", "shared_width": 24},
+    "switch": {"top_k": 1, "gating": "all", "activation": "relu", "dense_width": 40},
+    "everything": {"gating": "all", "shared_width": 24, "activation": "relu", "dense_width": 40},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numpy_inference_equals_the_torch_network(kind: str) -> None:
+    network = small_network(dataclasses.replace(SMALL, **KINDS[kind]))
     prompt = tokens(29)
 
     with torch.no_grad():
@@ -66,7 +77,8 @@ def test_numpy_inference_equals_the_torch_network(top_k: int) -> None:
     np.testing.assert_allclose(score(twin_of(network), prompt), expected, atol=2e-5)
 
 
-def test_the_hand_written_backward_pass_is_the_derivative() -> None:
+@pytest.mark.parametrize("columns", [10, 5], ids=["swiglu", "relu"])
+def test_the_hand_written_backward_pass_is_the_derivative(columns: int) -> None:
     from agents.models.network import Experts
 
     torch.manual_seed(0)
@@ -75,14 +87,15 @@ def test_the_hand_written_backward_pass_is_the_derivative() -> None:
     counts = torch.bincount(chosen.reshape(-1), minlength=4).tolist()  # expert 3 gets no token
     inputs = [
         torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-        for shape in [(4, 3), (4, 2), (4, 3, 10), (4, 5, 3)]
+        for shape in [(4, 3), (4, 2), (4, 3, columns), (4, 5, 3)]
     ]
 
     assert torch.autograd.gradcheck(lambda *x: Experts.apply(*x, order, counts), inputs)
 
 
-def test_decoding_with_a_cache_equals_a_full_pass(twin: Twin) -> None:
-    prompt = tokens(12)
+@pytest.mark.parametrize("kind", KINDS)
+def test_decoding_with_a_cache_equals_a_full_pass(kind: str) -> None:
+    twin, prompt = twin_of(small_network(dataclasses.replace(SMALL, **KINDS[kind]))), tokens(12)
     caches = [twin.new_cache(capacity=2) for _ in range(SMALL.layers)]  # has to grow
 
     rows = [through(twin, twin.embed(prompt[:5]), caches=caches)]
