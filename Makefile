@@ -4,6 +4,7 @@ TOPOLOGY ?= topologies/edge10.yaml
 SCENARIO ?= link_congestion
 NAME     ?=
 BACKEND  ?= netns
+RELAYS   ?= auto
 PYTHON   ?= python3
 ARGS     ?=
 
@@ -33,7 +34,7 @@ testbed: $(INSTALLED) ## the virtual environment with everything the testbed nee
 	@$(BIN)/python -m testbed.images --if-possible --quiet
 
 up: testbed ## servers and links of TOPOLOGY (default topologies/edge10.yaml) on BACKEND netns, docker or mininet; as root
-	@$(BIN)/testbed up $(TOPOLOGY) --backend $(BACKEND) $(NAMED) $(if $(filter run plots demo,$(MAKECMDGOALS)),,$(ARGS))
+	@$(BIN)/testbed up $(TOPOLOGY) --backend $(BACKEND) --relays $(RELAYS) $(NAMED) $(if $(filter run plots demo,$(MAKECMDGOALS)),,$(ARGS))
 
 status: testbed ## what is up, and whether it is as the file says
 	@$(BIN)/testbed status $(NAMED)
@@ -99,7 +100,7 @@ help:
 	@awk 'BEGIN {FS = ":.*## "} \
 	/^##@/ {printf "\n%s\n", substr($$0, 5)} \
 	/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo; echo "Variables: TOPOLOGY BACKEND SCENARIO NAME ARGS, e.g. make run SCENARIO=steady_load ARGS='--rate 20'"
+	@echo; echo "Variables: TOPOLOGY BACKEND RELAYS SCENARIO NAME ARGS, e.g. make run SCENARIO=steady_load ARGS='--rate 20'"
 
 # Debian ships Python without ensurepip; say what to type, or, as root, type it.
 $(INSTALLED): pyproject.toml

@@ -1,6 +1,6 @@
 """What the relay carries and how exactly it delays.
 
-    python benchmarks/relay.py [--repeats 5] [--only goodput rtt spacing together]
+    python benchmarks/relay.py [--repeats 5] [--only goodput rtt spacing together] [--relays N]
 
 goodput    TCP of one flow against the ideal (rate x 1448/1500: a packet of 1500 bytes carries 1448), cubic, sender and
            receiver in processes of their own; the last line is the ceiling of one link
@@ -9,6 +9,7 @@ together   45 links of a full mesh, each with a flow at its rate, all at once
 spacing    gaps between packets of a saturated link against 8 x 1500 / rate: as they are released one by one (a link
            with a little loss lets no bundles through), over one packet and over ten
 
+``--relays`` spreads the links of ``together`` over so many processes; the others have one link, which one carries.
 Medians of the repeats.  Needs root; other work on the machine shows in the figures.
 """
 
@@ -32,6 +33,7 @@ from testbed.judging import PAYLOAD_SHARE
 from testbed.network import Network
 from testbed.probes import Way, connect, note_arrivals, preferred, received, round_trips_s, way_over
 from testbed.shaping.base import Lateness
+from testbed.shaping.dealing import Relays, parse_relays
 from testbed.topology import Direction, Link, Node, Topology
 
 NAME = f"bench-{os.getpid()}"
@@ -227,12 +229,13 @@ def spacing(network: Network, repeats: int, shape: Callable[[Direction], None]) 
         print(f"{packets:9d} {middle:6.1%} {late:8.1%}")
 
 
-def together(repeats: int, seconds: float) -> None:
+def together(repeats: int, seconds: float, relays: Relays) -> None:
     """Print goodput of all links of a mesh at once."""
-    print("45 links at once (aim: 100 Mbit/s on each)")
+    print(f"45 links at once, relays: {relays} (aim: 100 Mbit/s on each)")
     print("  Mbit/s each    of ideal, all    of ideal, worst link    lateness p99 ms")
     for rate_bps in (20e6, 50e6, 100e6):
-        with Network.up(mesh(MESH, Direction(rate_bps=rate_bps, delay_s=0.005)), name=NAME, shaper="relay") as network:
+        wanted = mesh(MESH, Direction(rate_bps=rate_bps, delay_s=0.005))
+        with Network.up(wanted, name=NAME, shaper="relay", relays=relays) as network:
             network.reset_lateness()
             rounds = [together_bps(network, seconds) for _ in range(repeats)]
             ideal_bps = rate_bps * PAYLOAD_SHARE
@@ -248,6 +251,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="length of one goodput measurement")
     parts = ("goodput", "rtt", "spacing", "together")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--relays", type=parse_relays, default=1, help="processes that share the links, or auto")
     arguments = parser.parse_args()
     repeats, seconds = arguments.repeats, arguments.seconds
     with Network.up(pair(Direction(rate_bps=1e9, delay_s=0.001)), name=NAME, shaper="relay") as network:
@@ -263,7 +267,7 @@ def main() -> None:
         if "spacing" in arguments.only:
             spacing(network, repeats, shape)
     if "together" in arguments.only:
-        together(repeats, seconds)
+        together(repeats, seconds, arguments.relays)
 
 
 if __name__ == "__main__":

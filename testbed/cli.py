@@ -28,6 +28,7 @@ from testbed.errors import FULL_DISK, TestbedError
 from testbed.ledger import all_names
 from testbed.network import Network, down, only_name
 from testbed.setup import BackendName
+from testbed.shaping.dealing import parse_relays
 from testbed.shaping.engines import RELAY_CEILING_BPS, ShaperName, beyond_the_relay
 
 app = typer.Typer(
@@ -50,17 +51,25 @@ def up(
     shaper: Annotated[
         ShaperName, typer.Option(help="What shapes links: the kernel where it can (auto), or always one of the two.")
     ] = "auto",
+    relays: Annotated[
+        str,
+        typer.Option(metavar="N|auto", help="How many processes share the relay's links; auto: one for four cores."),
+    ] = "auto",
     visible: Annotated[
         list[Path] | None, typer.Option(help="A path that programs in containers may read; repeatable.")
     ] = None,
 ) -> None:
     """Bring a topology up as servers and shaped links."""
     started_s = time.monotonic()
+    wanted = parse_relays(relays)
     found = load.load_topology(topology)
-    network = Network.up(found, name=name, seed=seed, backend=backend, shaper=shaper, visible=visible or ())
+    network = Network.up(
+        found, name=name, seed=seed, backend=backend, shaper=shaper, relays=wanted, visible=visible or ()
+    )
     network.close()
-    servers, links = len(network.topology.servers), len(network.topology.links)
-    engines = " and ".join(dict.fromkeys(network.setup.engines.values())) or "none"
+    servers, links, started = len(found.servers), len(found.links), len(network.setup.carried)
+    named = {"relay": f"{started} relays"} if started > 1 else {}
+    engines = " and ".join(named.get(each, each) for each in dict.fromkeys(network.setup.engines.values())) or "none"
     say(
         f"testbed {network.name} is up: {servers} servers ({backend}), {links} links ({engines}), TCP crosses "
         f"every link ({time.monotonic() - started_s:.1f} s)"
@@ -72,8 +81,10 @@ def up(
     if fast:
         say(
             f"note: {', '.join(fast)} ask for more than one relay carries undilated "
-            f"({units.format_rate(RELAY_CEILING_BPS)}); all links share that"
+            f"({units.format_rate(RELAY_CEILING_BPS)}); all links {'of a relay ' if started > 1 else ''}share that"
         )
+    if wanted != "auto" and wanted > max(started, 1):
+        say(f"note: no relay without a link: {started} of the {wanted} relays asked for run")
 
 
 @app.command("down")

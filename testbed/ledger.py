@@ -44,6 +44,8 @@ KEEPERS = ("relay", "keeper")
 DEATH_S = 5.0
 #: How long the relay may take to close its devices before it is killed.
 GRACE_S = 3.0
+#: How often and how long apart a lock that somebody holds is asked for again.
+LOCK_TRIES, LOCK_PAUSE_S = 5, 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +185,16 @@ def all_names() -> list[str]:
         raise TestbedError(f"{error.filename}: {error.strerror}: {_remedy()}") from error
 
 
+def _taken(fd: int) -> bool:
+    """Lock a directory.  A child of a killed command may hold its lock until it has become another program."""
+    for _ in range(LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(LOCK_PAUSE_S)
+    return False
+
+
 @contextlib.contextmanager
 def locked(ledger: Ledger, *, create: bool) -> Iterator[bool]:
     """Hold the testbed for oneself; TestbedError if another command has it.
@@ -206,12 +218,10 @@ def locked(ledger: Ledger, *, create: bool) -> Iterator[bool]:
             if create and os.fstat(fd).st_mode & 0o077:
                 # Whoever can reach the sockets in there may give orders.
                 raise TestbedError(f"{ledger.directory} is open to other users: remove it, or chmod 700 it")
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _taken(fd):
                 raise TestbedError(
                     f"testbed {ledger.name!r} is being brought up or down by another command: wait for it to finish"
-                ) from None
+                )
             if not _is_at(fd, ledger.directory):
                 continue  # the holder before us removed it: start over
             _check_ours(ledger)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,9 +26,11 @@ from testbed.ledger import KEEPERS, Ledger, all_names, ledger_of, locked
 from testbed.paths import Paths
 from testbed.setup import BackendName, Setup, setup_of
 from testbed.shaping.base import CableEnd, CablePlan, DirectionReport, Lateness, Shaper
-from testbed.shaping.client import RelayShaper, start_relay
+from testbed.shaping.dealing import Relays, cores_here, deal, relay_count, weights_of
 from testbed.shaping.dilation import dilated
 from testbed.shaping.engines import Engines, ShaperName, choose
+from testbed.shaping.processes import RelayProcesses
+from testbed.shaping.spread import SpreadShaper
 from testbed.status import Status, compared
 from testbed.tcp import INITIAL_WINDOW_PACKETS
 from testbed.topology import Direction, Engine, Topology
@@ -49,6 +50,7 @@ class Network:
         self._ledger = ledger
         self._paths = Paths(setup.topology)
         self._backend: Backend = backend_of(setup, ledger)
+        self._relays = RelayProcesses(ledger, setup.carried, seed=setup.seed)
         self._shaper = self._engines()
 
     @classmethod
@@ -61,18 +63,23 @@ class Network:
         initial_window: int = INITIAL_WINDOW_PACKETS,
         backend: BackendName = "netns",
         shaper: ShaperName = "auto",
+        relays: Relays = 1,
         visible: Sequence[Path] = (),
     ) -> Self:
         """Bring the network up, prove that TCP crosses every link, and leave nothing behind if it does not.
 
         ``seed`` decides which packets are lost; ``initial_window`` is what TCP may send before the first
-        acknowledgement, in packets; ``visible`` are paths of this machine that programs in containers may read.
+        acknowledgement, in packets; ``relays`` is how many processes share the links of the relay;
+        ``visible`` are paths of this machine that programs in containers may read.
         """
         capabilities.require(backend, shaper)
+        engines = choose(topology, shaper, kernel_shapes=capabilities.netem().available)
+        relayed = weights_of(link for link in topology.links if engines[link.name] == "relay")
         setup = Setup(
             topology=topology,
             backend=backend,
-            engines=choose(topology, shaper, kernel_shapes=capabilities.netem().available),
+            engines=engines,
+            relay_of=deal(relayed, relay_count(relays, links=len(relayed), cores=cores_here())),
             seed=seed,
             initial_window=initial_window,
             visible=tuple(str(path.resolve()) for path in visible),
@@ -93,16 +100,14 @@ class Network:
         """The running testbed of that name, or the only one; TestbedError if there is none."""
         ledger = ledger_of(only_name() if name is None else name)
         network = cls(ledger, setup_of(ledger))
-        if network._relay_alive():
-            network.dilation = network._shaper.dilation
+        network.dilation = network._shaper.dilation
         return network
 
     @classmethod
     def _build(cls, ledger: Ledger, setup: Setup) -> Self:
         ledger.record({"kind": "begin", "topology": setup.topology.name})
         setup.write(ledger.directory)
-        if "relay" in setup.engines.values():
-            _start_relay(ledger, setup)
+        RelayProcesses(ledger, setup.carried, seed=setup.seed).start()
         network = cls(ledger, setup)
         try:
             network._backend.create(network.wiring)
@@ -180,13 +185,19 @@ class Network:
                 return end
         raise TestbedError(f"{node!r} is no end of {cable.link}; it joins {cable.a.node} and {cable.b.node}")
 
-    def shaping(self) -> dict[tuple[str, str], Direction]:
-        """What is in force, read back from the engines: (link, source) -> direction, as the emulated world sees it."""
-        return {(report.link, report.source): report.applied for report in self._shaper.report()}
+    def shaping(self, *, reachable: bool = False) -> dict[tuple[str, str], Direction]:
+        """What is in force, read back from the engines: (link, source) -> direction, as the emulated world sees it.
 
-    def counters(self) -> tuple[DirectionReport, ...]:
-        """What every direction has carried and dropped since ``up``, and what waits in it now."""
-        return self._shaper.report()
+        TestbedError where a relay is gone; with ``reachable``, its links are left out instead.
+        """
+        return {(report.link, report.source): report.applied for report in self.counters(reachable=reachable)}
+
+    def counters(self, *, reachable: bool = False) -> tuple[DirectionReport, ...]:
+        """What every direction has carried and dropped since ``up``, and what waits in it now.
+
+        TestbedError where a relay is gone; with ``reachable``, its links are left out instead.
+        """
+        return self._shaper.report(reachable=reachable)
 
     def lateness(self) -> Lateness:
         """How late packets were released since the last reset."""
@@ -215,21 +226,21 @@ class Network:
     def restart(self, *nodes: str) -> None:
         """Make the sandboxes of ``nodes`` anew, with their links, addresses, routes and what is in force.
 
-        Programs on them end.  A relay that has died is started again first, and then every link is as in the file.
+        Programs on them end.  A relay that has died is started again first, and then its links are as in the file.
         """
         for node in nodes:
             self._sandbox(node)  # all of them are there, or nothing is done
         with self.alone():
             for node in nodes:
                 self._backend.recreate(self.wiring, node)
-            if not self._relay_alive():
+            if gone := self._relays.gone():
                 self._shaper.close()
-                _start_relay(self._ledger, self.setup)
+                self._relays.start(*gone)
                 self._shaper = self._engines()
-                if self.dilation != 1:
-                    self._shaper.dilate(self.dilation)
             # Whoever started a relay before us may have been killed before it had its cables.
             missing = self._unplugged()
+            if missing and self.dilation != 1:
+                self._shaper.dilate(self.dilation)
             loose = [each for each in self._cables() if each.link in missing or {each.a.node, each.b.node} & {*nodes}]
             self._shaper.plug(loose)
             # The far ends of the cables may have gone with the nodes.
@@ -238,15 +249,15 @@ class Network:
 
     def status(self) -> Status:
         """What is there and what is broken."""
-        relay_alive = self._relay_alive()
-        broken = [] if relay_alive else ["the relay process is gone, and every link with it"]
-        reports = self._shaper.report(without=None if relay_alive else "relay")
+        gone = self._relays.gone()
+        broken = [self._relays.loss(number) for number in gone]
+        reports = self._shaper.report(reachable=True)
         broken_nodes = self._backend.broken(self.wiring, plugged={report.link for report in reports})
         broken += broken_nodes.values()
         engines = self.setup.engines.values()
-        changed, unshaped = compared(self.topology, reports)
-        if relay_alive:
-            broken += [f"{direction} is not shaped" for direction in unshaped]
+        gone_links = {link for number in gone for link in self._relays.carried[number]}
+        changed, unshaped = compared(self.topology, reports, gone=gone_links)
+        broken += [f"{direction} is not shaped" for direction in unshaped]
         return Status(
             name=self.name,
             backend=self.setup.backend,
@@ -255,11 +266,13 @@ class Network:
             links=len(self.wiring.cables),
             engines={engine: list(engines).count(engine) for engine in dict.fromkeys(engines)},
             processes=sum(process.alive() for process in self._ledger.processes("process")),
-            relay_alive=relay_alive,
+            relay_alive=not gone,
             dilation=self.dilation,
             changed=tuple(changed),
             broken=tuple(broken),
             broken_nodes=tuple(broken_nodes),
+            relays=len(self._relays.carried),
+            gone_relays=tuple(self._relays.name(number) for number in gone),
         )
 
     def down(self) -> None:
@@ -283,23 +296,17 @@ class Network:
         used = set(self.setup.engines.values())
         shapers: dict[Engine, Shaper] = {}
         if "relay" in used:
-            socket = str(self._ledger.entries("socket")[-1]["file"])
-            shapers["relay"] = RelayShaper(self._ledger.directory, socket, self._relay_alive)
+            shapers["relay"] = SpreadShaper(self._relays.shapers())
         if "netem" in used:
             from testbed.shaping.netem import NetemShaper
 
             shapers["netem"] = NetemShaper(self._ledger.directory)
         return Engines(shapers, self.setup.engines)
 
-    def _relay_alive(self) -> bool:
-        """Whether the relay runs, or is not needed."""
-        relays = self._ledger.processes("relay")
-        return any(process.alive() for process in relays) or "relay" not in self.setup.engines.values()
-
     def _unplugged(self) -> set[str]:
-        """Links that the relay ought to carry and does not know."""
-        known = {report.link for report in self._shaper.report(without="netem")}
-        return {link for link, engine in self.setup.engines.items() if engine == "relay"} - known
+        """Links that the relays ought to carry and do not know."""
+        carried = set(itertools.chain(*self._relays.carried.values()))
+        return carried - {report.link for report in self._shaper.report()} if carried else set()
 
     def _sandbox(self, node: str) -> Sandbox:
         try:
@@ -322,14 +329,6 @@ class Network:
             )
             plans.append(CablePlan(link=link.name, a=a, b=b, forward=link.forward, backward=link.backward))
         return plans
-
-
-def _start_relay(ledger: Ledger, setup: Setup) -> None:
-    # A name of its own for every relay: one that a crash orphaned before it had started must not take over the
-    # socket of the next testbed in the same directory.
-    socket = f"relay-{time.time_ns():x}.ipc"
-    ledger.record({"kind": "socket", "file": socket})
-    ledger.record_process("relay", start_relay(ledger.directory, socket, seed=setup.seed))
 
 
 def only_name() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,16 @@ class Setup:
     seed: int  # of chances
     initial_window: int  # packets that TCP may send at first
     visible: tuple[str, ...] = ()  # paths of the host that programs in sandboxes read
+    relay_of: dict[str, int] = field(default_factory=dict)  # number of the relay of a link; not named: 1
+
+    @property
+    def carried(self) -> dict[int, list[str]]:
+        """The links of every relay process, by its number."""
+        found: dict[int, list[str]] = {}
+        for link, engine in self.engines.items():
+            if engine == "relay":
+                found.setdefault(self.relay_of.get(link, 1), []).append(link)
+        return dict(sorted(found.items()))
 
     def write(self, directory: Path) -> None:
         """Keep it in the run directory."""

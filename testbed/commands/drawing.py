@@ -49,7 +49,7 @@ def _running(name: str | None) -> View:
     network = Network.attach(name)
     try:
         state = network.status()
-        shaping = network.shaping() if state.relay_alive else {}
+        shaping = network.shaping(reachable=True)
     finally:
         network.close()
     for problem in state.broken:

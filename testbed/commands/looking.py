@@ -14,6 +14,7 @@ from testbed.ledger import all_names
 from testbed.network import Network
 from testbed.shaping.base import DirectionReport, Lateness
 from testbed.status import Status, named
+from testbed.topology import Engine
 from testbed.wording import DIRECTION_COLUMNS, impairments
 
 
@@ -22,7 +23,7 @@ def status(name: Name = None, as_json: AsJson = False) -> None:
     network = Network.attach(name)
     try:
         state = network.status()
-        reports = network.counters() if state.relay_alive else ()
+        reports = network.counters(reachable=True)
         lateness = network.lateness() if state.relay_alive else Lateness()
     finally:
         network.close()
@@ -47,7 +48,7 @@ def listed() -> None:
 def _print(state: Status, reports: Sequence[DirectionReport], lateness: Lateness) -> None:
     word = "[green]up[/green]" if state.up else "[red]broken[/red]"
     slower = f", {state.dilation:g} times slower than real time" if state.dilation != 1 else ""
-    engines = ", ".join(f"{count} by {engine}" for engine, count in state.engines.items())
+    engines = ", ".join(f"{count} by {_shapers(engine, state.relays)}" for engine, count in state.engines.items())
     console.print(
         f"testbed {state.name}: {word}, {state.sandboxes} sandboxes ({state.backend}), {state.links} links "
         f"({engines}), {state.processes} processes{slower}",
@@ -63,9 +64,15 @@ def _print(state: Status, reports: Sequence[DirectionReport], lateness: Lateness
     print_table(_columns(reports, state), reports, wrapped="impairments")
     if lateness.releases:
         say(
-            f"the relay released {lateness.releases} times: late by {1e3 * lateness.p50_s:.2f} ms in the middle, "
+            f"the {_shapers('relay', state.relays)} released {lateness.releases} times: "
+            f"late by {1e3 * lateness.p50_s:.2f} ms in the middle, "
             f"{1e3 * lateness.p99_s:.2f} ms at p99, {1e3 * lateness.max_s:.2f} ms at worst"
         )
+
+
+def _shapers(engine: Engine, relays: int) -> str:
+    """``netem``, ``relay``, or how many relays share the links."""
+    return f"{relays} relays" if engine == "relay" and relays > 1 else engine
 
 
 def _columns(reports: Sequence[DirectionReport], state: Status) -> Columns[DirectionReport]:

@@ -44,12 +44,12 @@ def shell(node: Node, name: Name = None) -> None:
 
 
 def logs(
-    node: Annotated[str | None, typer.Argument(help="A node; without it, every agent and the relay.")] = None,
+    node: Annotated[str | None, typer.Argument(help="A node; without it, every agent and every relay.")] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 20,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as more is printed, until Ctrl-C.")] = False,
     name: Name = None,
 ) -> None:
-    """Print what agents (and the relay) have printed."""
+    """Print what agents (and relays) have printed."""
     network = Network.attach(name)
     network.close()
     files = _log_files(network, node)
@@ -78,7 +78,7 @@ def restart(
             say("nothing is broken")
             return
         network.restart(*nodes)
-        parts = [*([] if before.relay_alive else ["the relay"]), *nodes] or ["the links"]
+        parts = [*before.gone_relays, *nodes] or ["the links"]
         say(f"restarted {', '.join(parts)} ({time.monotonic() - started_s:.1f} s)")
         remaining = network.status().broken
     finally:

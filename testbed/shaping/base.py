@@ -83,8 +83,11 @@ class Shaper(Protocol):
         Touches nothing else and loses nothing that is queued.
         """
 
-    def report(self) -> tuple[DirectionReport, ...]:
-        """Every direction, read back from where it is applied."""
+    def report(self, *, reachable: bool = False) -> tuple[DirectionReport, ...]:
+        """Every direction, read back from where it is applied.
+
+        TestbedError where a process that applies some is gone; with ``reachable``, those are left out instead.
+        """
 
     def lateness(self, *, reset: bool = False) -> Lateness:
         """How late the shaper has been since the last reset."""

@@ -1,4 +1,4 @@
-"""The relay as seen by the process that gives it orders: start it, talk to it, notice when it is gone."""
+"""One relay as seen by the process that gives it orders: start it, talk to it, notice when it is gone."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from testbed.shaping.base import CablePlan, DirectionReport, Lateness
 from testbed.topology import Direction
 
 LOG = "relay.log"
+#: What messages call the only relay of a testbed.
+ONLY = "the relay"
 #: A relay that carries traffic at its ceiling still answers within this.
 ANSWER_S = 10.0
 #: While waiting, look this often whether it still runs.
 LOOK_MS = 100
 
 
-def start_relay(directory: Path, socket: str, *, seed: int) -> int:
-    """Start the relay process of the run directory and return its id; it outlives the caller."""
+def start_relay(directory: Path, socket: str, *, seed: int, log: str = LOG) -> int:
+    """Start a relay process of the run directory and return its id; it outlives the caller."""
     argv = [sys.executable, "-m", "testbed.shaping.relay", str(directory / socket), str(seed)]
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
@@ -33,7 +35,7 @@ def start_relay(directory: Path, socket: str, *, seed: int) -> int:
         os.environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(directory / LOG), append, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, str(directory / log), append, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,
@@ -43,11 +45,17 @@ def start_relay(directory: Path, socket: str, *, seed: int) -> int:
 class RelayShaper:
     """A ``Shaper`` that asks the relay process.  Any thread may call; calls take turns."""
 
-    def __init__(self, directory: Path, socket: str, alive: Callable[[], bool]) -> None:
-        """``socket`` is its file in the run directory; ``alive`` tells whether the relay process still runs."""
-        self._alive = alive
+    def __init__(
+        self, directory: Path, socket: str, alive: Callable[[], bool], *, name: str = ONLY, log: str = LOG
+    ) -> None:
+        """``socket`` and ``log`` are its files in the run directory; ``alive`` tells whether its process still runs.
+
+        ``name`` is what messages call it.
+        """
+        self.alive = alive
+        self._name = name
         self._address = f"ipc://{directory / socket}"
-        self._log = directory / LOG
+        self._log = directory / log
         self._context = zmq.Context()
         self._socket = self._connect()
         self._turn = threading.Lock()
@@ -63,9 +71,9 @@ class RelayShaper:
             raise TypeError(reply)
         return reply.direction
 
-    def report(self) -> tuple[DirectionReport, ...]:
-        """Every direction, as the relay has it."""
-        return self._reported().directions
+    def report(self, *, reachable: bool = False) -> tuple[DirectionReport, ...]:
+        """Every direction, as the relay has it; with ``reachable`` none if the relay is gone."""
+        return () if reachable and not self.alive() else self._reported().directions
 
     def lateness(self, *, reset: bool = False) -> Lateness:
         """How late the relay has been since the last reset."""
@@ -86,6 +94,11 @@ class RelayShaper:
     def dilation(self) -> float:
         """How many times slower all links run."""
         return self._reported().dilation
+
+    def in_force(self) -> tuple[float, bool]:
+        """The dilation, and whether the relay has links that run by it."""
+        reported = self._reported()
+        return reported.dilation, bool(reported.directions)
 
     def close(self) -> None:
         """Stop talking to the relay, which goes on."""
@@ -111,17 +124,18 @@ class RelayShaper:
             if not self._answered():
                 self._socket.close()
                 self._socket = self._connect()
+                lost = "the links" if self._name == ONLY else "its links"
                 raise TestbedError(
-                    f"the relay does not answer: the links are gone (see {self._log}); type `testbed restart`"
+                    f"{self._name} does not answer: {lost} are gone (see {self._log}); type `testbed restart`"
                 )
             reply = wire.decode_reply(self._socket.recv())
         if isinstance(reply, wire.Failed):
-            raise TestbedError(f"the relay refused: {reply.reason}")
+            raise TestbedError(f"{self._name} refused: {reply.reason}")
         return reply
 
     def _answered(self) -> bool:
         deadline_s = time.monotonic() + ANSWER_S
         while not self._socket.poll(LOOK_MS):
-            if not self._alive() or time.monotonic() > deadline_s:
+            if not self.alive() or time.monotonic() > deadline_s:
                 return bool(self._socket.poll(0))
         return True

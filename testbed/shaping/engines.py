@@ -69,9 +69,9 @@ class Engines:
             raise TestbedError(f"{link} is shaped by netem: {reason}; bring the testbed up with --shaper relay")
         return self._shapers[engine].shape(link, source, direction)
 
-    def report(self, *, without: Engine | None = None) -> tuple[DirectionReport, ...]:
-        """Every direction in the order of the file, but those of an engine that cannot be asked."""
-        found = [report for engine, shaper in self._shapers.items() if engine != without for report in shaper.report()]
+    def report(self, *, reachable: bool = False) -> tuple[DirectionReport, ...]:
+        """Every direction in the order of the file; ``reachable`` leaves out those whose relay is gone."""
+        found = [report for shaper in self._shapers.values() for report in shaper.report(reachable=reachable)]
         order = {link: number for number, link in enumerate(self._engine_of)}
         return tuple(sorted(found, key=lambda report: order[report.link]))
 

@@ -128,7 +128,7 @@ class NetemShaper:
                     return direction
         raise TestbedError(f"no direction of {link} starts at {source}")
 
-    def report(self) -> tuple[DirectionReport, ...]:
+    def report(self, *, reachable: bool = False) -> tuple[DirectionReport, ...]:  # noqa: ARG002 - kernels stay
         """Every direction that is there, read back from the kernel."""
         ways = self._state().ways()
         found: dict[tuple[str, str], DirectionReport | None] = {}

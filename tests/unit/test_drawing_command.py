@@ -81,7 +81,12 @@ def running(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     state = SimpleNamespace(relay_alive=True, broken=(), broken_nodes=())
     asked: list[Any] = []
     network = SimpleNamespace(
-        topology=topology, status=lambda: state, shaping=lambda: shaping, close=lambda: None, asked=asked, state=state
+        topology=topology,
+        status=lambda: state,
+        shaping=lambda *, reachable: shaping if state.relay_alive else {},
+        close=lambda: None,
+        asked=asked,
+        state=state,
     )
     monkeypatch.setattr(drawing.Network, "attach", lambda name: asked.append(name) or network)
     return network
