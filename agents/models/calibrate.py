@@ -34,7 +34,7 @@ CALIBRATION_FILE = "calibration.json"
 SMALLEST_LOSS = 1e-7
 ROWS, LENGTH = 12, 128  # per domain, for (1) to (3)
 EXPERT_ROWS = 6  # of them, for every expert
-EXIT_ROWS = 48  # half for temperatures, half for the sample
+EXIT_ROWS = 240  # a quarter for the scale of the gauges, the others for the sample
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -114,7 +114,7 @@ def main() -> int:
     from agents.models.fit_exits import FitRecipe, fit
     from agents.models.loader import read_spec, read_weights
     from agents.models.measure import measure, measure_experts, network_of
-    from agents.models.prompts import cut_rows, read_tokenizer
+    from agents.models.prompts import Prompts, cut_rows, read_tokenizer
 
     directory = corpus.chosen_twin("python -m agents.models.calibrate", __doc__)
 
@@ -126,10 +126,17 @@ def main() -> int:
         network = network_of(spec, read_weights(directory, spec))
         corpus.fetch()
         everything = corpus.documents()
-        aside = {name: corpus.encode(tokenizer, part) for name, part in corpus.texts(everything, "calibration").items()}
+        known = Prompts.load(directory).domains  # what the twin was trained on
+        aside = {
+            name: corpus.encode(tokenizer, part)
+            for name, part in corpus.texts(everything, "calibration").items()
+            if name in known
+        }
         rows = {name: cut_rows(stream, ROWS, LENGTH) for name, stream in aside.items()}
         found = measure(network, rows)
-        training = [corpus.encode(tokenizer, part) for part in corpus.texts(everything, "train").values()]
+        training = [
+            corpus.encode(tokenizer, part) for name, part in corpus.texts(everything, "train").items() if name in known
+        ]
         exits = fit(
             network,
             training,
@@ -148,8 +155,8 @@ def main() -> int:
         print(f"{name:<6} all layers {100 * loss:+.3f} %   worst layer {100 * max(found.precision_loss[name]):+.3f} %")
     print("exit after layer   agreement   calibration error   rise of NLL")
     for layer in range(spec.layers - 1):
-        agreement, rise = exits.agrees[layer].mean(), exits.rise[layer].mean() / exits.full_nll
-        print(f"{layer:>16}{agreement:>11.1%}{exits.calibration_error(layer):>19.3f}{rise:>+13.1%}")
+        agreement = (exits.agreement[layer] * exits.count[layer]).sum() / exits.count[layer].sum()
+        print(f"{layer:>16}{agreement:>12.1%}{exits.calibration_error(layer):>20.3f}{exits.rise[layer]:>+14.1%}")
     return 0
 
 

@@ -1,19 +1,23 @@
-"""Leaving a twin early: a light head after every layer, and how far its confidence can be trusted.
+"""Leaving a twin early: a light head after every layer, and a gauge that says how far it can be trusted.
 
-    z_l   = x_l + x_l A_l + b_l               the stream after layer l, carried to where the last layer would end  (1)
-    p_l   = softmax(logits(z_l) / T_l)        the twin's own output projection; T_l calibrates the confidence      (2)
-    c_l   = max p_l                           confidence of an exit after layer l                                  (3)
+    z_l = x_l + x_l A_l + b_l                          the stream after layer l, carried to the end           (1)
+    c_l = sigmoid(relu(norm(x_l) V_l + u_l) · w_l + v_l)    confidence that z_l says what the full model would  (2)
 
 (1) is the tuned lens (N. Belrose et al., arXiv:2303.08112, section 3): one affine map per layer, fitted to the full
-model's distribution with the model frozen.  (2) is temperature scaling (C. Guo et al., arXiv:1706.04599, section 4.2),
-fitted so that c_l is the probability that the exit says what the full model would.  ``exits.safetensors`` also holds
-what every exit did on each token of calibration text that neither was fitted on, so that whoever gates exits can
-choose a threshold with a guarantee: confidence, agreement with the full model's choice, and the rise of the NLL.
+model's distribution with the model frozen; z_l goes through the model's own output projection.  (2) costs a few
+thousand operations where the output projection would cost as much as an expert; it is fitted to whether the most
+likely token after z_l is the full model's, and shifted and scaled on other text until it is right on average (J. Platt,
+1999).  ``exits.safetensors`` also holds what exits do on calibration text that none of this was fitted on:
+
+    wrong[g, r]    share of the tokens of row r for which some exit with c_l >= threshold g disagrees           (3)
+
+(3) bounds whatever a policy does that leaves only where the gauge passes the threshold, whichever of those exits it
+takes; a gate is calibrated from it (``agents.depth.guarantee``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,88 +25,91 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from agents.models.arithmetic import Arithmetic
+from agents.models.attention import normed
 from agents.models.loader import read_tensors
 from agents.models.mixture import Floats
 from testbed.errors import TestbedError
 
 EXITS_FILE = "exits.safetensors"
+NORM_EPS = 1e-5
+#: Thresholds of (3); at the last one nothing leaves.
+THRESHOLDS: Floats = np.linspace(0.0, 1.0, 201, dtype=np.float32)
+#: Confidence is compared with agreement in so many bins.
+BINS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitHeads:
-    """Equations (1) and (2) for every layer but the last, and the calibration sample of m tokens."""
+    """Equations (1) and (2) for the e = layers - 1 exits before the last layer's end, and how they did."""
 
-    maps: Floats  # (layers - 1, width, width) A_l
-    shifts: Floats  # (layers - 1, width) b_l
-    temperatures: Floats  # (layers - 1,)
-    confidence: Floats  # (layers - 1, m)
-    agrees: npt.NDArray[np.bool_]  # (layers - 1, m) whether the most likely token is the full model's
-    rise: Floats  # (layers - 1, m) NLL of the next token minus the full model's, nats
-    full_nll: float  # of the full model on these tokens, nats per token
+    maps: Floats  # (e, width, width) A_l
+    shifts: Floats  # (e, width) b_l
+    gauge_in: Floats  # (e, width, h) V_l
+    gauge_bias: Floats  # (e, h) u_l
+    gauge_out: Floats  # (e, h) w_l
+    gauge_shift: Floats  # (e,) v_l
+    wrong: Floats  # (len(THRESHOLDS), rows) equation (3)
+    left: Floats  # (len(THRESHOLDS), e) share of the tokens whose first exit that passes is this one
+    domains: npt.NDArray[np.int16]  # (rows,) which domain a row is from
+    count: Floats  # (e, BINS) tokens by confidence
+    confidence: Floats  # (e, BINS) their mean confidence
+    agreement: Floats  # (e, BINS) share that agrees with the full model
+    rise: Floats  # (e,) NLL if all tokens left there / NLL of the full model, minus 1
 
     def carried(self, layer: int, x: Floats) -> Floats:
         """Equation (1): what stands in for the stream after the last layer, (n, width)."""
         out: Floats = x + x @ self.maps[layer] + self.shifts[layer]
         return out
 
-    def logits(self, twin: Arithmetic, layer: int, x: Floats) -> Floats:
-        """Scores of the next token when the streams ``x`` leave after ``layer``, (n, vocab)."""
-        return twin.logits(self.carried(layer, x))
-
-    def confident(self, layer: int, logits: Floats) -> Floats:
-        """Equations (2) and (3) of these scores, (n,)."""
-        scaled = (logits - logits.max(axis=1, keepdims=True)) / self.temperatures[layer]
-        found: Floats = 1.0 / np.exp(scaled).sum(axis=1)
+    def confident(self, layer: int, x: Floats) -> Floats:
+        """Equation (2), (n,)."""
+        inner = normed(x, NORM_EPS) @ self.gauge_in[layer] + self.gauge_bias[layer]
+        score = np.maximum(inner, np.float32(0)) @ self.gauge_out[layer] + self.gauge_shift[layer]
+        found: Floats = np.float32(0.5) * (np.tanh(np.float32(0.5) * score) + np.float32(1))
         return found
 
-    def calibration_error(self, layer: int, bins: int = 10) -> float:
-        """Expected calibration error of c_l on the sample: mean |confidence - agreement| over bins of confidence."""
-        confidence, agrees = self.confidence[layer], self.agrees[layer]
-        place = np.minimum((confidence * bins).astype(int), bins - 1)
-        gaps = [abs(float((confidence - agrees)[place == each].sum())) for each in range(bins)]
-        return sum(gaps) / len(confidence)
+    def calibration_error(self, layer: int) -> float:
+        """Expected calibration error of c_l: mean |confidence - agreement| over its bins."""
+        gaps = np.abs(self.confidence[layer] - self.agreement[layer]) * self.count[layer]
+        return float(gaps.sum() / self.count[layer].sum())
 
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Read the file beside the weights; TestbedError naming what is missing or does not fit."""
         path = directory / EXITS_FILE
         tensors = read_tensors(path)
-        for name in ("maps", "shifts", "temperatures", "confidence", "agrees", "rise", "full_nll"):
-            if name not in tensors:
-                raise TestbedError(f"{path}: tensor {name} is missing; measure anew: python -m agents.models.calibrate")
-            if not np.isfinite(tensors[name]).all():
-                raise TestbedError(f"{path}: tensor {name} holds values that are not finite")
-        exits, tokens = tensors["confidence"].shape
-        width = tensors["maps"].shape[-1]
-        expected = {"maps": (exits, width, width), "shifts": (exits, width), "temperatures": (exits,)}
-        expected |= {"agrees": (exits, tokens), "rise": (exits, tokens)}
+        for field in fields(cls):
+            if field.name not in tensors:
+                raise TestbedError(
+                    f"{path}: tensor {field.name} is missing; measure anew: python -m agents.models.calibrate"
+                )
+            if not np.isfinite(tensors[field.name]).all():
+                raise TestbedError(f"{path}: tensor {field.name} holds values that are not finite")
+        if tensors["maps"].ndim != 3 or tensors["gauge_in"].ndim != 3:
+            raise TestbedError(f"{path}: tensors maps and gauge_in must have three dimensions")
+        (exits, width, _), gauge, rows = tensors["maps"].shape, tensors["gauge_in"].shape[2], len(tensors["domains"])
+        expected: dict[str, tuple[int, ...]] = {
+            "maps": (exits, width, width),
+            "shifts": (exits, width),
+            "gauge_in": (exits, width, gauge),
+            "gauge_bias": (exits, gauge),
+            "gauge_out": (exits, gauge),
+            "gauge_shift": (exits,),
+            "wrong": (len(THRESHOLDS), rows),
+            "left": (len(THRESHOLDS), exits),
+            "domains": (rows,),
+            "rise": (exits,),
+        } | dict.fromkeys(("count", "confidence", "agreement"), (exits, BINS))
         for name, shape in expected.items():
             if tensors[name].shape != shape:
                 raise TestbedError(f"{path}: tensor {name} has shape {tensors[name].shape}, expected {shape}")
-        return cls(
-            maps=_wide(tensors["maps"]),
-            shifts=_wide(tensors["shifts"]),
-            temperatures=_wide(tensors["temperatures"]),
-            confidence=_wide(tensors["confidence"]),
-            agrees=tensors["agrees"].astype(bool),
-            rise=_wide(tensors["rise"]),
-            full_nll=float(tensors["full_nll"][0]),
-        )
+        wide: dict[str, Any] = {name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in expected}
+        return cls(**wide | {"domains": tensors["domains"].astype(np.int16)})
 
     def save(self, directory: Path) -> None:
-        """Write the file, in half precision."""
-        tensors: dict[str, npt.NDArray[Any]] = {
-            name: getattr(self, name).astype(np.float16) for name in ("maps", "shifts", "confidence", "rise")
-        }
-        tensors |= {
-            "temperatures": self.temperatures,
-            "agrees": self.agrees.astype(np.uint8),
-            "full_nll": np.array([self.full_nll], np.float32),
-        }
+        """Write the file; what is large in half precision."""
+        tensors: dict[str, npt.NDArray[Any]] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("maps", "shifts", "gauge_in", "gauge_bias", "gauge_out", "left"):
+            tensors[name] = tensors[name].astype(np.float16)
         save_file(tensors, directory / EXITS_FILE)
         (directory / EXITS_FILE).chmod(0o644)  # safetensors makes files that only their owner reads
-
-
-def _wide(tensor: npt.NDArray[Any]) -> Floats:
-    return np.ascontiguousarray(tensor, dtype=np.float32)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
-from agents.models.exits import ExitHeads
+from agents.models.exits import THRESHOLDS, ExitHeads
 from agents.models.facts import ExpertFacts
 from agents.models.fit_exits import FitRecipe, fit
 from agents.models.measure import measure_experts
@@ -181,44 +181,51 @@ def heads() -> ExitHeads:
     return fit(made()[0], streams, [texts(6, 7), texts(6, 8)], recipe)
 
 
+def after_first_layer(twin: Twin, row: np.ndarray) -> Floats:
+    x = twin.attend(0, twin.embed(row))
+    gate = twin.gate(0, x)
+    return finish(gate.residual(x), mixture(twin, 0, gate, "full"))
+
+
 def test_a_fitted_exit_is_closer_to_the_full_model_than_the_bare_stream(twin: Twin, heads: ExitHeads) -> None:
-    row, layer = texts(1, 9)[0], 0
-    x = twin.embed(row)
-    attended = twin.attend(layer, x)
-    gate = twin.gate(layer, attended)
-    x = finish(gate.residual(attended), mixture(twin, layer, gate, "full"))
-    full = score(twin, row)
+    row = texts(1, 9)[0]
+    x, full = after_first_layer(twin, row), score(twin, row)
 
     def divergence(logits: Floats) -> float:
         log_p, log_q = (z - np.log(np.exp(z.astype(float)).sum(axis=1, keepdims=True)) for z in (full, logits))
         return float((np.exp(log_p) * (log_p - log_q)).sum(axis=1).mean())
 
-    assert divergence(heads.logits(twin, layer, x)) < divergence(twin.logits(x))
+    assert divergence(twin.logits(heads.carried(0, x))) < divergence(twin.logits(x))
 
 
-def test_the_sample_says_what_the_numpy_twin_would_do(twin: Twin, heads: ExitHeads) -> None:
-    rows = np.concatenate([texts(6, 7)[3:], texts(6, 8)[3:]])  # the second half of every domain
-    confidence, agrees, rise = [], [], []
+def test_what_exits_did_on_the_sample_is_what_the_numpy_twin_would_do(twin: Twin, heads: ExitHeads) -> None:
+    rows = np.concatenate([texts(6, 7)[2:], texts(6, 8)[2:]])  # without those that scaled the gauges
+    sure, agrees, early_nll, full_nll = [], [], 0.0, 0.0
     for row in rows:
-        x = twin.embed(row)
-        attended = twin.attend(0, x)
-        gate = twin.gate(0, attended)
-        x = finish(gate.residual(attended), mixture(twin, 0, gate, "full"))
-        early, full = heads.logits(twin, 0, x), score(twin, row)
-        confidence.append(heads.confident(0, early)[:-1])
-        agrees.append((early.argmax(axis=1) == full.argmax(axis=1))[:-1])
-        rise.append(next_token_nll(early, row) - next_token_nll(full, row))
+        x, full = after_first_layer(twin, row), score(twin, row)
+        early = twin.logits(heads.carried(0, x))
+        sure.append(heads.confident(0, x))
+        agrees.append(early.argmax(axis=1) == full.argmax(axis=1))
+        early_nll += next_token_nll(early, row).sum()
+        full_nll += next_token_nll(full, row).sum()
+    places = (np.concatenate(sure) * 10).astype(int)
 
-    np.testing.assert_allclose(np.concatenate(confidence), heads.confidence[0], atol=1e-4)
-    assert (np.concatenate(agrees) == heads.agrees[0]).mean() > 0.98
-    np.testing.assert_allclose(np.concatenate(rise), heads.rise[0], atol=1e-3)
-    assert heads.calibration_error(0) == pytest.approx(
-        sum(
-            abs((heads.confidence[0] - heads.agrees[0])[(heads.confidence[0] * 10).astype(int) == each].sum())
-            for each in range(10)
-        )
-        / heads.confidence.shape[1]
-    )
+    np.testing.assert_allclose(heads.count[0], np.bincount(places, minlength=10), atol=2)
+    right = sum(heads.agreement[0] * heads.count[0])
+    assert right == pytest.approx(np.concatenate(agrees).sum(), abs=2)
+    assert heads.rise[0] == pytest.approx(early_nll / full_nll - 1, abs=1e-3)
+    assert heads.domains.tolist() == [0] * 4 + [1] * 4
+    confident = [np.where(mine, -1.0, each) for mine, each in zip(agrees, sure, strict=True)]
+    level = 40
+    at_least = [(row >= THRESHOLDS[level]).mean() for row in confident]
+    assert (heads.wrong[level] >= np.array(at_least) - 0.17).all()  # the second exit may be wrong too
+
+
+def test_the_higher_the_threshold_the_fewer_leave_and_the_fewer_are_wrong(heads: ExitHeads) -> None:
+    assert (np.diff(heads.wrong, axis=0) <= 0).all()
+    assert (np.diff(heads.left.sum(axis=1)) <= 1e-6).all()
+    assert heads.left[0, 0] == pytest.approx(1.0)
+    assert heads.wrong[-1].max() == 0.0
 
 
 def test_exits_survive_storing_and_a_cut_file_is_refused(heads: ExitHeads, tmp_path: Path) -> None:
@@ -227,9 +234,14 @@ def test_exits_survive_storing_and_a_cut_file_is_refused(heads: ExitHeads, tmp_p
     back = ExitHeads.load(tmp_path)
 
     np.testing.assert_allclose(back.maps, heads.maps, atol=1e-3)
-    np.testing.assert_array_equal(back.agrees, heads.agrees)
+    np.testing.assert_array_equal(back.wrong, heads.wrong)
+    assert back.calibration_error(1) == pytest.approx(heads.calibration_error(1))
     tensors = dict(load_file(tmp_path / "exits.safetensors"))
-    tensors["rise"] = tensors["rise"][:, :3]
+    tensors["wrong"] = np.ascontiguousarray(tensors["wrong"][:, :3])
     save_file(tensors, tmp_path / "exits.safetensors")
-    with pytest.raises(TestbedError, match="tensor rise has shape"):
+    with pytest.raises(TestbedError, match="tensor wrong has shape"):
+        ExitHeads.load(tmp_path)
+    del tensors["wrong"]
+    save_file(tensors, tmp_path / "exits.safetensors")
+    with pytest.raises(TestbedError, match="tensor wrong is missing; measure anew"):
         ExitHeads.load(tmp_path)
