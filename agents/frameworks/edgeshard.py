@@ -31,7 +31,7 @@ from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, Plan, View, next_server
 from agents.frameworks.cost import head_s
 from agents.frameworks.expected import Expected, Floats, delays, home_shares
-from agents.frameworks.placements import budget_bytes
+from agents.frameworks.placements import budget_bytes, known_precision
 from agents.frameworks.shards import Shards, best_shards, runs
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
@@ -57,11 +57,7 @@ class EdgeShard(BaseFramework):
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """Equations (1) to (3)."""
-        if self.precision not in profile.expert_bytes:
-            raise FrameworkError(
-                f"{self.name} cannot run in precision {self.precision!r}; "
-                f"{profile.name} has {', '.join(profile.expert_bytes)}"
-            )
+        known_precision(self.precision, profile, framework=self.name)
         if profile.layers * profile.experts * profile.expert_bytes[self.precision] > budget_bytes(cluster, profile):
             raise FrameworkError(
                 f"{self.name} needs one copy of all experts; redundancy {cluster.redundancy:g} is too small"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agents.cluster import Cluster
 from agents.errors import FrameworkError
@@ -34,6 +34,71 @@ class Memory:
 def budget_bytes(cluster: Cluster, profile: ModelProfile) -> float:
     """The memory that a placement may use: redundancy x all experts once in full precision."""
     return cluster.redundancy * profile.layers * profile.experts * profile.expert_bytes[FULL]
+
+
+def apportion(weights: Sequence[float], total: int, most: Sequence[int]) -> list[int]:
+    """``total`` whole units in proportion to ``weights``, none with more than its ``most``: largest remainders.
+
+    What a full one cannot take goes to the others, again in proportion; less than ``total`` if all are full.  Where all
+    weights are zero they count as equal.
+
+    >>> apportion([3.0, 1.0, 1.0], 8, [4, 4, 4])
+    [4, 2, 2]
+    """
+    given = [0] * len(weights)
+    left = min(total, sum(most))
+    places = list(range(len(weights)))
+    while True:
+        weight = sum(weights[place] for place in places)
+        shares = {p: left * weights[p] / weight if weight > 0 else left / len(places) for p in places}
+        full = [place for place in places if shares[place] >= most[place]]
+        if not full:
+            break
+        for place in full:
+            given[place] = most[place]
+            left -= most[place]
+        places = [place for place in places if place not in full]
+    for place in places:
+        given[place] = int(shares[place])
+        left -= given[place]
+    for place in sorted(places, key=lambda place: (given[place] - shares[place], place))[:left]:
+        given[place] += 1
+    return given
+
+
+def known_precision(precision: str, profile: ModelProfile, *, framework: str) -> None:
+    """FrameworkError if the model has no such precision."""
+    if precision not in profile.expert_bytes:
+        raise FrameworkError(
+            f"{framework} cannot run in precision {precision!r}; {profile.name} has {', '.join(profile.expert_bytes)}"
+        )
+
+
+def copies_per_server(cluster: Cluster, profile: ModelProfile, precision: str, *, framework: str) -> list[int]:
+    """How many copies each server takes when fast memory sets the size: as many as fit there, cut in proportion to the
+    budget.  Slow memory is used only where all fast memory together cannot hold one copy of every expert.
+
+    FrameworkError when budget or memory is too small for that.
+    """
+    size_bytes, every = profile.expert_bytes[precision], profile.layers * profile.experts
+    allowed = int(budget_bytes(cluster, profile) // size_bytes)
+    if allowed < every:
+        raise FrameworkError(
+            f"{framework} needs one copy of all experts; redundancy {cluster.redundancy:g} is too small"
+        )
+    fast = [min(every, int(FAST_SHARE * server.device.fast_bytes // size_bytes)) for server in cluster.servers]
+    if sum(fast) >= every:
+        return apportion(fast, min(allowed, sum(fast)), fast)
+    slow = [
+        min(every - held, server.device.slow_bytes // size_bytes)
+        for held, server in zip(fast, cluster.servers, strict=True)
+    ]
+    if sum(fast) + sum(slow) < every:
+        raise FrameworkError(
+            f"the servers have no room for {profile.name} in precision {precision}, not even in slow memory"
+        )
+    more = apportion(slow, every - sum(fast), slow)
+    return [held + added for held, added in zip(fast, more, strict=True)]
 
 
 def spread(cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:

@@ -1,7 +1,7 @@
 """Frameworks by name, or from one Python file of the user's own.
 
 >>> sorted(FRAMEWORKS)[:2]
-['edgeshard', 'greedy']
+['edgeshard', 'edgeshard-int4']
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from agents.errors import FrameworkError
 from agents.frameworks.base import BaseFramework, Framework
+from agents.models.quantize import FULL
 from agents.plugins import module_from
 from testbed.errors import did_you_mean
 
@@ -20,12 +21,26 @@ from testbed.errors import did_you_mean
 FRAMEWORKS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "local-first": ("agents.frameworks.local_first", "LocalFirst", {}),
     "greedy": ("agents.frameworks.greedy", "Greedy", {}),
+    "random": ("agents.frameworks.random_choice", "RandomChoice", {}),
+    "round-robin": ("agents.frameworks.round_robin", "RoundRobin", {}),
+    "least-loaded": ("agents.frameworks.least_loaded", "LeastLoaded", {}),
+    "eplb": ("agents.frameworks.eplb", "Eplb", {}),
+    "moe-infinity": ("agents.frameworks.moe_infinity", "MoeInfinity", {}),
+    "prism": ("agents.frameworks.prism", "Prism", {}),
+    "prism-int8": ("agents.frameworks.prism", "Prism", {"precision": "int8"}),
+    "petals": ("agents.frameworks.petals", "Petals", {}),
+    "petals-int8": ("agents.frameworks.petals", "Petals", {"precision": "int8"}),
     "edgeshard": ("agents.frameworks.edgeshard", "EdgeShard", {}),
     "edgeshard-int8": ("agents.frameworks.edgeshard", "EdgeShard", {"precision": "int8"}),
     "edgeshard-int4": ("agents.frameworks.edgeshard", "EdgeShard", {"precision": "int4"}),
     "hetroute-int8": ("agents.frameworks.hetroute", "HetRoute", {"precisions": ["int8"]}),
     "hetroute": ("agents.frameworks.hetroute", "HetRoute", {}),
 }
+
+#: Rows that run in one lower precision, whatever the quality budget says.
+BLIND_TO_BUDGET = frozenset(
+    name for name, (_, _, options) in FRAMEWORKS.items() if options.get("precision", FULL) != FULL
+)
 
 
 def create(name: str, options: Mapping[str, Any] | None = None) -> Framework:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from agents.cluster import Cluster
 from agents.frameworks.base import Arrival, Demand, Framework, Plan, View
 from agents.frameworks.placements import check_placement
-from agents.frameworks.registry import FRAMEWORKS, create
-from agents.protocol import Placement
+from agents.frameworks.registry import BLIND_TO_BUDGET, FRAMEWORKS, create
+from agents.protocol import FULL, Placement
 
 from ..unit.framework_cases import MIXTRAL, Still, calibration, cluster, demand, view  # noqa: TID252
 
@@ -64,6 +64,23 @@ def test_a_placement_holds_every_expert_within_memory_and_redundancy(name: str, 
     shape, placement = placed(name, topology)
 
     check_placement(placement, shape, MIXTRAL, framework=name)
+
+
+@pytest.mark.parametrize("redundancy", [1.0, 1.3, 6.0])
+@pytest.mark.parametrize("name", sorted({FRAMEWORKS[name][:2]: name for name in NAMES}.values()))
+def test_a_placement_keeps_within_any_redundancy(name: str, redundancy: float) -> None:
+    shape = cluster("small3", redundancy=redundancy)
+
+    check_placement(create(name).place(shape, MIXTRAL, MEASURED), shape, MIXTRAL, framework=name)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in BLIND_TO_BUDGET])
+def test_every_expert_has_a_copy_in_full_precision_somewhere(name: str) -> None:
+    _, placement = placed(name, "edge10")
+
+    held = {(r.layer, r.expert) for r in placement.replicas if r.precision == FULL}
+
+    assert len(held) == MIXTRAL.layers * MIXTRAL.experts
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,7 +143,7 @@ def test_a_lost_server_gets_no_expert_that_another_one_has_too(name: str) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(
-    name=st.sampled_from([name for name in NAMES if not name.startswith("edgeshard-")]),
+    name=st.sampled_from([name for name in NAMES if name not in BLIND_TO_BUDGET]),
     budget=st.floats(0.0, 0.004),
     seed=st.integers(0, 1000),
     tokens=st.integers(1, 64),

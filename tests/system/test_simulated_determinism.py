@@ -89,7 +89,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     try:
         for name, process in processes.items():
-            output, _ = process.communicate(timeout=120.0)
+            output, _ = process.communicate(timeout=300.0)
             assert process.returncode == 0, output
             (found[name],) = (directory / name).iterdir()
     finally:

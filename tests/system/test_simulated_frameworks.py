@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from agents.frameworks.registry import FRAMEWORKS
+from agents.frameworks.registry import BLIND_TO_BUDGET, FRAMEWORKS
 from analysis.load import load
 from orchestration.errors import FleetError
 from testbed.topology import Topology
@@ -30,7 +30,7 @@ SMALL = topology("small3")
 TOPOLOGIES = [SMALL, topology("edge10")]
 HOMES = ["s2", "s3", "s1"]
 #: Some rows compute in a low precision whatever the budget.
-LOSSLESS_WITHOUT_BUDGET = [name for name in FRAMEWORKS if not name.startswith("edgeshard-")]
+LOSSLESS_WITHOUT_BUDGET = [name for name in FRAMEWORKS if name not in BLIND_TO_BUDGET]
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
