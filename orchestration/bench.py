@@ -133,13 +133,14 @@ def source(asked: str) -> Source:
 
 
 def digest_of_model(model: Model) -> str:
-    """Of all files of a twin's directory, or of a trace and of the losses that it borrows."""
+    """Of all files of a model's directory, or of a trace and of the losses that it borrows; and of its profile."""
     path = model.directory
     known = hashlib.blake2b(digest_size=16)
     for file in [path] if path.is_file() else sorted(entry for entry in path.iterdir() if entry.is_file()):
-        content = file.read_bytes()
-        known.update(f"{'' if file == path else file.name} {len(content)} ".encode())
-        known.update(content)
+        known.update(f"{'' if file == path else file.name} {file.stat().st_size} ".encode())
+        with file.open("rb") as content:  # a checkpoint's files are larger than memory
+            known.update(hashlib.file_digest(content, "blake2b").digest())
+    known.update(repr(model.profile).encode())
     losses = model.calibration.precision_loss, model.calibration.precision_loss_total
     known.update(digest([dict(each) for each in losses]).encode())
     return known.hexdigest()

@@ -33,7 +33,8 @@ CALIBRATION_FILE = "calibration.json"
 #: Relative NLL increase below which nothing is taken to be measurable.
 SMALLEST_LOSS = 1e-7
 ROWS, LENGTH = 12, 128  # per domain, for (1) to (3)
-EXPERT_ROWS = 6  # of them, for every expert
+EXPERT_ROWS, MANY_EXPERTS_ROWS = 6, 3  # of them, for every expert; where a layer has more than MANY_EXPERTS
+MANY_EXPERTS = 16
 EXIT_ROWS = 240  # a quarter for the scale of the gauges, the others for the sample
 
 
@@ -144,7 +145,8 @@ def main() -> int:
             FitRecipe(),
             progress,
         )
-        facts = measure_experts(network, [part[:EXPERT_ROWS] for part in rows.values()], progress)
+        few = EXPERT_ROWS if spec.experts <= MANY_EXPERTS else MANY_EXPERTS_ROWS
+        facts = measure_experts(network, [part[:few] for part in rows.values()], progress)
     except TestbedError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agents.models.spec import TWINS
+from agents.models.spec import TWINS, twin_directory
 from testbed.errors import TestbedError
 
 DOMAINS = ("shakespeare", "docs", "code", "german")
@@ -125,11 +125,6 @@ def part_of(domain: str, name: str) -> str:
     if share < HELDOUT_SHARE:
         return "heldout"
     return "calibration" if share < HELDOUT_SHARE + CALIBRATION_SHARE else "train"
-
-
-def twin_directory(name: str) -> Path:
-    """Where the files of the twin of the large model ``name`` lie."""
-    return Path(__file__).parent / f"{name}-twin"
 
 
 def chosen_twin(command: str, purpose: str | None) -> Path:

@@ -22,15 +22,15 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from agents.models.corpus import twin_directory
 from agents.models.mixture import Gate
 from agents.models.prompts import Prompts, read_tokenizer
 from agents.models.quantize import FULL, PRECISIONS
 from agents.models.reference import next_token_nll, score
+from agents.models.spec import TWINS, ModelSpec, twin_directory
 from agents.models.twin import Twin
 from testbed.errors import TestbedError
 
-SHOWN_LAYERS = (0, 8, 16, 24, 31)
+MOST_SHOWN = 8  # experts whose shares fit on a line
 ROWS = 64  # per domain
 
 
@@ -94,11 +94,7 @@ def report(directory: Path, rows_per_domain: int) -> Iterator[str]:
             f"{quality.bytes_per_token:>13.2f}"
         )
     yield ""
-    yield "share of each expert, % of the tokens' choices"
-    yield f"{'layer':<6}{'domain':<14}" + "".join(f"{f'e{expert}':>6}" for expert in range(twin.spec.experts))
-    for layer in (layer for layer in SHOWN_LAYERS if layer < twin.spec.layers):
-        for domain, usage in usages.items():
-            yield f"{layer:<6}{domain:<14}" + "".join(f"{100 * share:>6.1f}" for share in usage[layer])
+    yield from _shares(twin.spec, usages)
     overall = np.mean(list(usages.values()), axis=0)
     yield ""
     yield f"even use would be {100 / twin.spec.experts:.1f} % each"
@@ -117,14 +113,38 @@ def report(directory: Path, rows_per_domain: int) -> Iterator[str]:
         yield f"{precision:<6}" + "   ".join(cells)
 
 
+def _shares(spec: ModelSpec, usages: Mapping[str, npt.NDArray[np.float64]]) -> Iterator[str]:
+    """The share of every expert where they fit on a line, else how many are in use and how unevenly."""
+    shown = sorted({round(part * (spec.layers - 1)) for part in (0.0, 0.25, 0.5, 0.75, 1.0)})
+    few = spec.experts <= MOST_SHOWN
+    columns = [f"e{expert}" for expert in range(spec.experts)] if few else ["effective", "used", "least", "most"]
+    if few:
+        yield "share of each expert, % of the tokens' choices"
+    else:
+        yield "effective number of experts (exp of the entropy), number used, least and most used one's share in %"
+    wide = 6 if few else 11
+    yield f"{'layer':<6}{'domain':<14}" + "".join(f"{name:>{wide}}" for name in columns)
+    for layer in shown:
+        for domain, usage in usages.items():
+            share = usage[layer]
+            if few:
+                cells = [f"{100 * each:.1f}" for each in share]
+            else:
+                entropy = -float(np.sum(share * np.log(np.maximum(share, 1e-12))))
+                counted = (f"{math.exp(entropy):.1f}", f"{np.count_nonzero(share)}")
+                cells = [*counted, f"{100 * share.min():.2f}", f"{100 * share.max():.2f}"]
+            yield f"{layer:<6}{domain:<14}" + "".join(f"{cell:>{wide}}" for cell in cells)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m agents.models.evaluate", description="Quality of a stored twin.")
-    parser.add_argument("--model", type=Path, default=twin_directory("mixtral-8x7b"))
+    parser.add_argument("model", nargs="?", choices=sorted(TWINS), default="mixtral-8x7b")
+    parser.add_argument("--directory", type=Path, help="where the twin lies; default: beside this program")
     parser.add_argument("--rows", type=int, default=ROWS, help="held-out rows per domain")
     chosen = parser.parse_args()
     try:
-        for line in report(chosen.model, chosen.rows):
+        for line in report(chosen.directory or twin_directory(chosen.model), chosen.rows):
             print(line, flush=True)
     except TestbedError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What agents compute with: a twin with all that lies beside its weights, or the trace of a large model."""
+"""What agents compute with: a twin and what lies beside its weights, a published checkpoint, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from pathlib import Path
 
 from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
+from agents.models.checkpoints.load import is_checkpoint, load_checkpoint
+from agents.models.exits import EXITS_FILE, ExitHeads
+from agents.models.facts import FACTS_FILE, ExpertFacts
+from agents.models.loader import SPEC_FILE
 from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts
 from agents.models.remember import MEMORY_BYTES, Remembering
@@ -18,20 +22,21 @@ from agents.models.twin import Twin
 class Model:
     """A model with its sizes, its measured facts and what users ask of it."""
 
-    directory: Path  # of a twin; the file of a trace
+    directory: Path  # of a twin or checkpoint; the file of a trace
     twin: Arithmetic
     profile: ModelProfile
     calibration: Calibration
     prompts: Prompts
-
-    @property
-    def summary(self) -> str:
-        """What a trace holds and what was left out of it; nothing for a twin."""
-        return self.twin.summary if isinstance(self.twin, Replay) else ""
+    facts: ExpertFacts | None = None  # of single experts, where they were measured
+    exits: ExitHeads | None = None  # heads for leaving early, where they were fitted
+    summary: str = ""  # what a trace or a checkpoint holds, and what stands in for what it lacks; nothing for a twin
 
     @classmethod
     def load(cls, path: Path) -> Model:
-        """A twin's directory or a trace (``.jsonl``).  TestbedError naming the file when one is missing or wrong."""
+        """A twin's or a checkpoint's directory, or a trace (``.jsonl``).
+
+        TestbedError naming the file, and field or tensor, when one is missing or wrong.
+        """
         if path.suffix == TRACE_SUFFIX:
             replay = Replay.load(path)
             return cls(
@@ -40,6 +45,17 @@ class Model:
                 profile=replay.profile,
                 calibration=replay.calibration(),
                 prompts=replay.prompts,
+                summary=replay.summary,
+            )
+        if is_checkpoint(path) and not (path / SPEC_FILE).is_file():
+            checkpoint = load_checkpoint(path)
+            return cls(
+                directory=path,
+                twin=checkpoint.arithmetic,
+                profile=checkpoint.profile,
+                calibration=checkpoint.calibration,
+                prompts=checkpoint.prompts,
+                summary=checkpoint.summary,
             )
         twin = Twin.load(path)
         return cls(
@@ -48,6 +64,8 @@ class Model:
             profile=ModelProfile.load(twin.spec.name),
             calibration=Calibration.load(path),
             prompts=Prompts.load(path),
+            facts=ExpertFacts.load(path) if (path / FACTS_FILE).is_file() else None,
+            exits=ExitHeads.load(path) if (path / EXITS_FILE).is_file() else None,
         )
 
     def remembering(self, memory_bytes: int = MEMORY_BYTES) -> Model:

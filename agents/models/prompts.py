@@ -91,7 +91,7 @@ def main() -> int:
 
     from agents.models import corpus
 
-    directory = corpus.TWIN_DIRECTORY
+    directory = corpus.chosen_twin("python -m agents.models.prompts", __doc__)
     try:
         corpus.fetch()
         tokenizer = read_tokenizer(directory)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from agents.models.arithmetic import Arithmetic, Cache
 from agents.models.mixture import Floats, Gate, Totals, assign, finish
 from agents.models.quantize import FULL
+from agents.models.sampling import GREEDY, Sampling, choose
 
 #: One precision for all layers, or one per layer.
 Precision = str | Sequence[str]
@@ -24,7 +25,7 @@ Precision = str | Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """A greedy continuation."""
+    """A continuation."""
 
     tokens: tuple[int, ...]  # the new ones
     logits: Floats  # (new tokens, vocab): the row that chose each token
@@ -37,17 +38,28 @@ def score(
     return twin.logits(through(twin, twin.embed(tokens), precision=precision, gates=gates))
 
 
-def generate(twin: Arithmetic, prompt: Sequence[int], new_tokens: int, precision: Precision = FULL) -> Generated:
-    """Continue a prompt with the most likely token, again and again (ties: the lowest number)."""
+def generate(
+    twin: Arithmetic,
+    prompt: Sequence[int],
+    new_tokens: int,
+    precision: Precision = FULL,
+    *,
+    sampling: Sampling = GREEDY,
+    request: int = 0,
+) -> Generated:
+    """Continue a prompt token by token: the most likely one (ties: the lowest number), or as ``sampling`` draws.
+
+    The draws are those of request number ``request``.
+    """
     caches = [twin.new_cache(len(prompt) + new_tokens) for _ in range(twin.spec.layers)]
     chosen: list[int] = []
     rows: list[Floats] = []
     tokens, start = list(prompt), 0
-    for _ in range(new_tokens):
+    for step in range(new_tokens):
         x = through(twin, twin.embed(tokens), precision=precision, caches=caches, start=start)
         rows.append(twin.logits(x[-1:])[0])
         start += len(tokens)
-        tokens = [int(rows[-1].argmax())]
+        tokens = [choose(rows[-1], sampling, sampling.draw(request, step))]
         chosen += tokens
     logits = np.stack(rows) if rows else np.empty((0, twin.spec.vocab), np.float32)
     return Generated(tokens=tuple(chosen), logits=logits)

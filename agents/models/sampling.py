@@ -41,6 +41,9 @@ class Sampling:
         return random.Random(f"{self.seed}/{request}/{step}").random()  # noqa: S311 - text, not secrets
 
 
+GREEDY = Sampling()
+
+
 def choose(logits: Floats, sampling: Sampling, draw: float) -> int:
     """A token from scores (vocab,), for a draw in [0, 1); ties go to the lowest number."""
     if sampling.temperature == 0.0:

@@ -12,6 +12,7 @@ What differs between the three kinds of model that have twins:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 #: No twin has more of anything; larger numbers would only take memory.
@@ -120,3 +121,18 @@ TWINS = {
         ),
     )
 }
+
+
+def twin_directory(name: str) -> Path:
+    """Where the files of the twin of the large model ``name`` lie."""
+    return Path(__file__).parent / f"{name}-twin"
+
+
+def model_path(named: Path) -> Path:
+    """What ``--model`` means: a file or directory that is there, else the stored twin of that name.
+
+    >>> model_path(Path("mixtral-8x7b")).name
+    'mixtral-8x7b-twin'
+    """
+    stored = twin_directory(str(named))
+    return stored if not named.exists() and str(named) in TWINS else named

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.models.corpus import twin_directory
 from agents.models.mixture import Gate, finish
 from agents.models.prompts import Prompts
 from agents.models.quantize import FULL
 from agents.models.reference import mixture, score
+from agents.models.spec import twin_directory
 from agents.models.twin import Twin
 from testbed.errors import TestbedError
 

@@ -32,7 +32,7 @@ from agents.models import corpus, network
 from agents.models.network import Layer, Network
 from agents.models.optimizer import Muon
 from agents.models.prompts import cut_rows
-from agents.models.spec import TWINS, ModelSpec
+from agents.models.spec import TWINS, ModelSpec, twin_directory
 from testbed.errors import TestbedError
 
 #: Rows of every domain in the validation curve.
@@ -232,7 +232,7 @@ def main() -> int:
     chosen = parser.parse_args()
     spec = TWINS[chosen.model]
     checkpoints = chosen.checkpoints or corpus.CACHE / "checkpoints" / spec.name
-    output = chosen.output or corpus.twin_directory(spec.name)
+    output = chosen.output or twin_directory(spec.name)
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(chosen.seed)
     recipe = Recipe(seed=chosen.seed, steady=chosen.steady, decay=chosen.decay)
