@@ -14,6 +14,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -27,6 +28,8 @@ from rich.text import Text
 
 from agents.frameworks.registry import FRAMEWORKS, create
 from agents.models.model import Model
+from agents.models.sampling import Sampling
+from agents.models.spec import TWINS, model_path
 from orchestration.bench import digest_of_model, source
 from orchestration.catalogue import builder, scenario_names
 from orchestration.cells import Grid, cells, rates_in, seeds_in
@@ -91,8 +94,20 @@ Rate = Annotated[
 Duration = Annotated[
     float | None, typer.Option(min=0.1, max=1e5, help="emulated seconds of arrivals; default: the scenario's")
 ]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, max=100.0, help="of generated text; 0 takes the likeliest token, always")
+]
+TopP = Annotated[float, typer.Option(help="draw among the likeliest tokens that together reach this probability")]
+SamplingSeed = Annotated[int, typer.Option(min=0, help="decides the draws, the same on every server")]
 GenerateShare = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="share of requests that generate text")]
-ModelDirectory = Annotated[Path, typer.Option("--model", help="directory of the twin, or a routing trace (.jsonl)")]
+ModelDirectory = Annotated[
+    Path,
+    typer.Option(
+        "--model",
+        callback=model_path,
+        help=f"{', '.join(TWINS)}; or a twin's or a checkpoint's directory, or a routing trace (.jsonl)",
+    ),
+]
 Redundancy = Annotated[
     float, typer.Option(min=1.0, max=100.0, help="memory for experts, in full-precision copies of all of them")
 ]
@@ -171,6 +186,9 @@ def run(
     rate: Rate = None,
     duration: Duration = None,
     generate_share: GenerateShare = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    sampling_seed: SamplingSeed = 0,
     dilation: Dilation = AUTO,
     redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
@@ -188,6 +206,9 @@ def run(
         rate=rate,
         duration=duration,
         generate_share=generate_share,
+        temperature=temperature,
+        top_p=top_p,
+        sampling_seed=sampling_seed,
         dilation=dilation,
         redundancy=redundancy,
         model=model,
@@ -207,6 +228,9 @@ def compare_(
     rate: Rate = None,
     duration: Duration = None,
     generate_share: GenerateShare = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = 1.0,
+    sampling_seed: SamplingSeed = 0,
     dilation: Dilation = AUTO,
     redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
@@ -220,6 +244,7 @@ def compare_(
     for name in names:
         create(name)  # a name that is wrong is said before anything else is looked at
     slower = dilation_in(dilation)
+    sampling = _sampling(temperature, top_p, sampling_seed)
     build = builder(scenario)
     loaded = Model.load(model)
     with open_place(
@@ -227,7 +252,13 @@ def compare_(
     ) as place:
         seeds = range(seed, seed + repeats)
         scenarios = {
-            each: build(_setting(place.topology, loaded, each, rate, duration, generate_share)) for each in seeds
+            each: replace(
+                build(_setting(place.topology, loaded, each, rate, duration, generate_share)),
+                temperature=sampling.temperature,
+                top_p=sampling.top_p,
+                sampling_seed=sampling.seed,
+            )
+            for each in seeds
         }
         directory = _played(place, scenarios, names, redundancy, slower, results)
     say(f"results in {directory}; draw them with `make plots`")
@@ -518,6 +549,13 @@ def _setting(
         duration_s=duration,
         generate_share=generate_share,
     )
+
+
+def _sampling(temperature: float, top_p: float, seed: int) -> Sampling:
+    try:
+        return Sampling(temperature=temperature, top_p=top_p, seed=seed)
+    except ValueError as error:
+        raise TestbedError(str(error)) from None
 
 
 def _names(frameworks: str) -> list[str]:

@@ -14,14 +14,18 @@ import numpy as np
 
 from agents.channel import Channel
 from agents.clock import Clock
+from agents.depth.passes import Depth
 from agents.engine import Engine
 from agents.errors import FrameworkError
 from agents.frameworks.base import Framework, View
-from agents.frameworks.registry import create
+from agents.frameworks.registry import create, create_depth
 from agents.gossip import peers_of
 from agents.home import Home
+from agents.logits import teller
 from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
+from agents.models.exits import ExitHeads
+from agents.models.facts import ExpertFacts
 from agents.models.profile import ModelProfile
 from agents.protocol import (
     GOSSIP_INTERVAL_S,
@@ -40,6 +44,7 @@ from agents.protocol import (
     Refused,
     Report,
     Sample,
+    SlowDown,
     Start,
     State,
     Stop,
@@ -49,6 +54,7 @@ from agents.store import ExpertStore
 from agents.telemetry import Telemetry
 from agents.transport import Transport
 from testbed.errors import TestbedError
+from testbed.topology import Device
 
 SAMPLE_EVERY = 2  # gossip rounds
 
@@ -96,6 +102,16 @@ class _Live:
     def path(self, source: str, target: str) -> tuple[float, float]:
         return self._run.telemetry.path(source, target, now_s=self._clock.now_s())
 
+    def slowness(self, server: str) -> float:
+        if server != self._server:
+            return self._run.telemetry.slowness(server)
+        return 1.0 if self._run.engine is None else self._run.engine.slowness
+
+    def cached(self, server: str) -> frozenset[tuple[int, int, str]]:
+        if server != self._server:
+            return self._run.telemetry.cached(server)
+        return frozenset(self._run.store.cached())
+
 
 class _Run:
     """Everything that lives as long as one run."""
@@ -118,6 +134,8 @@ class _Run:
             calibration=agent.calibration,
             placement=command.placement,
             live=live,
+            health=live,
+            facts=agent.facts,
         )
         self.store = ExpertStore(
             replicas=[copy for copy in command.placement.replicas if copy.server == server],
@@ -135,7 +153,9 @@ class _Run:
             framework=framework,
             view=view,
             quality_budget=command.quality_budget,
+            depth=self._depth(agent, view, device),
             deliver=agent.deliver,
+            tell_logits=teller(agent.report, known=command.known_logits),
         )
         self.home = Home(
             server=server,
@@ -149,6 +169,21 @@ class _Run:
         self._begin(framework, view)
         self._warm_up(agent.twin)
         self.tasks: set[asyncio.Task[None]] = set()
+
+    def _depth(self, agent: Agent, view: View, device: Device) -> Depth:
+        try:
+            return Depth(
+                policy=create_depth(self.command.framework),
+                exits=agent.exits,
+                view=view,
+                device=device,
+                quality_budget=self.command.quality_budget,
+            )
+        except TestbedError:
+            raise
+        except (Exception, SystemExit) as error:  # a policy may raise anything
+            reason = f"{self.command.framework} cannot begin: {type(error).__name__}: {error}"
+            raise FrameworkError(reason) from error
 
     def _begin(self, framework: Framework, view: View) -> None:
         try:
@@ -191,6 +226,8 @@ class Agent:
         twin: Arithmetic,
         profile: ModelProfile,
         calibration: Calibration,
+        facts: ExpertFacts | None = None,
+        exits: ExitHeads | None = None,
         report: Callable[[Report], None],
         rss_bytes: Callable[[], int],
         stop: Callable[[], None],
@@ -201,6 +238,8 @@ class Agent:
         self.twin = twin
         self.profile = profile
         self.calibration = calibration
+        self.facts = facts
+        self.exits = exits
         self.report = report
         self._rss_bytes = rss_bytes
         self._stop = stop
@@ -220,6 +259,9 @@ class Agent:
                     self.report(Refused(server=self.server, reason="a request came before the run was configured"))
                     return
                 self._spawn(self._run, self._run.home.submit(command), "admitting a request")
+            case SlowDown(factor=factor):
+                if self._run is not None:
+                    self._run.passes.slow_down(factor)
             case Collect():
                 self._collect()
             case Stop():
@@ -315,6 +357,8 @@ class Agent:
                 wait_s=lane.wait_s,
                 load_backlog_s=loader.backlog_s(),
                 links=run.telemetry.own_rows(now_s=now_s),
+                slowness=run.passes.slowness,
+                cached=run.store.cached(),
             )
             news = run.telemetry.news((state.backlog_s, state.wait_s, state.load_backlog_s), now_s=now_s)
             for peer in peers_of(place, servers=len(names), round_number=round_number):
@@ -323,7 +367,7 @@ class Agent:
             if run.telemetry.lost:
                 run.passes.peers_lost(run.telemetry.lost)
             run.home.expire()
-            run.passes.forget_expired()
+            run.passes.upkeep()
             round_number += 1
             if round_number % SAMPLE_EVERY == 0:
                 run.telemetry.forget(now_s=now_s)

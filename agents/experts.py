@@ -1,6 +1,7 @@
 """Running a batch of this server's experts: hold them in fast memory, load what is slow, pace them on the device.
 
-Resident experts run as one job at once; experts that must be loaded follow as they arrive.  Each call multiplies
+Resident experts run as one job at once; experts that must be loaded follow as they arrive.  The batch pays the launch
+once, with the first job that runs (``agents.frameworks.cost``, (2)).  Each call multiplies
 exactly the rows that one request sent to it, and the sum is made of integers, so its bits do not depend on who else is
 served.
 """
@@ -25,6 +26,8 @@ class ExpertRunner:
     """The experts of one server, on its device."""
 
     def __init__(self, *, server: str, lane: SerialLane, store: ExpertStore, twin: Arithmetic, view: View) -> None:
+        #: How many times longer than on its data sheet the device takes; a scenario may change it.
+        self.slowness = 1.0
         self._server = server
         self._lane = lane
         self._store = store
@@ -54,9 +57,13 @@ class ExpertRunner:
 
             return compute
 
-        def modelled_s(places: list[int]) -> float:
-            calls = [batch.calls[place] for place in places]
-            return sum([self._view.expert_s(self._server, call.precision, call.rows) for call in calls])
+        nominal, server = self._view.nominal, self._server
+
+        def modelled_s(places: list[int], *, first: bool) -> float:
+            time_s = nominal.launch_s(server) if first else 0.0
+            for call in map(batch.calls.__getitem__, places):
+                time_s += nominal.call_s(server, call.precision, call.rows)
+            return self.slowness * time_s
 
         for key in keys:
             self._store.hold(key)
@@ -64,11 +71,14 @@ class ExpertRunner:
         try:
             finish_s = ready_s
             if resident:
-                _, finish_s = await self._lane.run(work(resident), ready_s=ready_s, modelled_s=modelled_s(resident))
+                _, finish_s = await self._lane.run(
+                    work(resident), ready_s=ready_s, modelled_s=modelled_s(resident, first=True)
+                )
             for place, load in zip(slow, loads, strict=True):
                 loaded_s = await load
+                first = not resident and place == slow[0]
                 _, finish_s = await self._lane.run(
-                    work([place]), ready_s=max(finish_s, loaded_s), modelled_s=modelled_s([place])
+                    work([place]), ready_s=max(finish_s, loaded_s), modelled_s=modelled_s([place], first=first)
                 )
         finally:
             for load in loads:

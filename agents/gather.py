@@ -19,8 +19,9 @@ class Residual:
     ticket: Ticket
     record: LayerRecord
     tokens: Array  # (tokens,) int32
-    stream: Array  # (tokens, width) float32, after attention
-    total: Array  # (tokens, width) int64: the sender's own experts, or zeros
+    stream: Array  # (rows, width) float32, after attention
+    left: Array  # (rows,) int32, or empty (``agents.depth.leaving``)
+    total: Array  # (rows, width) int64: the sender's own experts, or zeros
     parts: frozenset[str]  # servers whose sums are due
     ready_s: float
     late_s: float  # by which it left the sender late

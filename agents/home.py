@@ -82,6 +82,7 @@ class Home:
             start=0,
             deadline_s=submit.deadline_s,
             path=[],
+            sampling=submit.sampling,
         )
         self._enter(ticket, submit.tokens, entry, ready_s=request.sent_s)
 

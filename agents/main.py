@@ -86,6 +86,8 @@ async def _serve(server: str, management: str, model: Path) -> int:
         twin=loaded.twin,
         profile=loaded.profile,
         calibration=loaded.calibration,
+        facts=loaded.facts,
+        exits=loaded.exits,
         report=report,
         rss_bytes=_rss_bytes,
         stop=stopped.set,

@@ -50,6 +50,7 @@ from numpy.typing import NDArray
 
 from agents.cluster import Cluster
 from agents.models.quantize import FULL as FULL
+from agents.models.sampling import GREEDY, Sampling
 from testbed.errors import TestbedError
 
 VERSION = 1
@@ -66,6 +67,9 @@ ORPHANED_AFTER_S = 15.0
 MAX_ARRAY_BYTES = 64 * 2**20
 MAX_ENVELOPE_BYTES = 4 * 2**20
 MAX_MESSAGE_BYTES = 256 * 2**20
+
+#: Logits that an agent reports of one pass; larger ones stay where they are, and nothing is said of their divergence.
+MAX_LOGITS_BYTES = 8 * 2**20
 
 TOKEN_ID_BYTES = 4
 
@@ -91,6 +95,7 @@ class Ticket(msgspec.Struct, kw_only=True):
     sent_bytes: int = 0  # activation payload put on the links so far
     quality_spent: float = 0.0  # estimated relative NLL increase so far
     late_s: float = 0.0  # added by the host on the pass's critical path so far
+    sampling: Sampling = GREEDY  # of a request that generates
 
     @property
     def key(self) -> tuple[int, int]:
@@ -117,6 +122,17 @@ class LayerRecord(msgspec.Struct, kw_only=True):
     fallback_experts: int = 0
     servers: int = 0
     quality_spent: float = 0.0
+    substitute_experts: int = 0
+    #: Under a depth policy (``agents.depth``): tokens that the layer ran for, that had left before it, that left after
+    #: it, experts that were left out, and calls (token and expert) by "decision/reason".
+    tokens: int = 0
+    frozen_tokens: int = 0
+    exited_tokens: int = 0
+    skipped_experts: int = 0
+    decisions: dict[str, int] = {}
+    #: What the framework expected of its decision, s: transmission, loading, computation with queueing, price of the
+    #: loss, price of the traffic, rest of the request.
+    terms: tuple[float, float, float, float, float, float] | None = None
 
 
 class ExpertCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +157,7 @@ class Advance(msgspec.Struct, frozen=True, kw_only=True, tag="advance"):
 
     ticket: Ticket
     layer: int
-    parts: list[str]  # servers whose Result is due at the receiver; none: the residual is complete
+    parts: list[str]  # servers whose Result is due at the receiver, as server/part if several of one; none: complete
     record: LayerRecord
     late_s: float  # by which this left later than the device model says
 
@@ -156,6 +172,7 @@ class Execute(msgspec.Struct, frozen=True, kw_only=True, tag="execute"):
     reply_to: str
     calls: list[ExpertCall]
     late_s: float  # by which this left later than the device model says
+    part: str = ""  # which of several messages of this layer to this server, comes back with the Result
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
@@ -166,6 +183,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True, tag="result"):
     layer: int
     loaded: int  # expert calls that had to be loaded first
     late_s: float  # of the Execute, and of this
+    part: str = ""  # of the Execute
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -198,6 +216,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     wait_s: float  # recent mean wait of a job for the device
     load_backlog_s: float  # the same for the slow -> fast channel
     links: list[LinkEstimate]
+    slowness: float = 1.0  # how many times longer than on its data sheet the device takes
+    cached: list[tuple[int, int, str]] = []  # loaded from slow memory and still there: layer, expert, precision
 
 
 Body = Enter | Advance | Execute | Result | Answer | Failed | State
@@ -216,8 +236,9 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Enter: (ArraySpec("tokens", "<i4", 1),),
     Advance: (
         ArraySpec("tokens", "<i4", 1),
-        ArraySpec("residual", "<f4", 2),  # (tokens, width)
+        ArraySpec("residual", "<f4", 2),  # (rows, width): the tokens, after states that waited for this pass
         ArraySpec("own_sum", "<i8", 2),  # of the sender's own experts; (0, width) if it ran none or added them already
+        ArraySpec("left", "<i4", 1),  # per row: layer after which it left early, -1 if it has not; empty: nobody has
     ),
     Execute: (
         ArraySpec("hidden", "<f4", 2),  # (tokens sent, width)
@@ -277,6 +298,7 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag="configure"):
     placement: Placement
     addresses: dict[str, str]  # server -> endpoint on the data plane
     quality_budget: float
+    known_logits: frozenset[bytes] = frozenset()  # digests of those that the orchestrator has already
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -295,6 +317,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True, tag="submit"):
     output_tokens: int
     at_s: float
     deadline_s: float
+    sampling: Sampling = GREEDY
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
@@ -309,7 +332,13 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End the agent."""
 
 
-Command = Configure | Start | Submit | Ping | Collect | Stop
+class SlowDown(msgspec.Struct, frozen=True, kw_only=True, tag="slow_down"):
+    """From now on the device takes ``factor`` times as long as its data sheet says."""
+
+    factor: float
+
+
+Command = Configure | Start | Submit | SlowDown | Ping | Collect | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -345,6 +374,15 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     error: str | None = None
 
 
+class Logits(msgspec.Struct, frozen=True, kw_only=True, tag="logits"):
+    """What a score pass ended in, where the orchestrator does not know it already (``agents.logits``)."""
+
+    request: int
+    digest: bytes
+    rows: int  # one per token of the prompt
+    values: bytes  # float32, little-endian, row after row
+
+
 class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
     """One row of servers.parquet."""
 
@@ -377,4 +415,4 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True, tag="collected"):
     fidelity: Fidelity
 
 
-Report = Ready | Refused | Done | Sample | Collected
+Report = Ready | Refused | Done | Logits | Sample | Collected

@@ -46,7 +46,7 @@ class Routed:
     order: Array  # tokens as ``lines`` has them, expert after expert
     ordered_weights: Array  # the same for ``weights``
     tokens: int
-    batches: dict[tuple[tuple[int, str], ...], Batch] | None = None  # of a gate that comes again
+    batches: dict[tuple[tuple[int, int, str], ...], Batch] | None = None  # of a gate that comes again
 
     @classmethod
     def of(cls, gate: Gate, *, experts: int) -> Routed:
@@ -62,7 +62,7 @@ class Routed:
         """The work of one server under these choices; each token's hidden state stands in it once."""
         if self.batches is None:
             return self._batch(choices)
-        key = tuple([(choice.expert, choice.precision) for choice in choices])
+        key = tuple([(choice.expert, choice.runs, choice.precision) for choice in choices])
         found = self.batches.get(key)
         if found is None:
             if len(self.batches) >= BATCHES_KEPT:
@@ -71,7 +71,7 @@ class Routed:
         return found
 
     @classmethod
-    def _sorted(cls, gate: Gate, experts: int, batches: dict[tuple[tuple[int, str], ...], Batch] | None) -> Routed:
+    def _sorted(cls, gate: Gate, experts: int, batches: dict[tuple[tuple[int, int, str], ...], Batch] | None) -> Routed:
         tokens, top_k = gate.experts.shape
         chosen, chosen_weights = gate.experts.ravel(), gate.weights.ravel()
         order = chosen.argsort(kind="stable")
@@ -101,7 +101,7 @@ class Routed:
 
     def _batch(self, choices: Sequence[Choice]) -> Batch:
         calls = [
-            ExpertCall(expert=choice.expert, precision=choice.precision, rows=len(self.lines[choice.expert]))
+            ExpertCall(expert=choice.runs, precision=choice.precision, rows=len(self.lines[choice.expert]))
             for choice in choices
         ]
         if len(choices) == 1:  # the usual case where experts are spread widely: nothing to merge
@@ -147,8 +147,8 @@ def check_plan(
     if planned != demanded:
         raise FrameworkError(f"{where}: the plan has experts {planned}, the gate chose {demanded}")
     for choice in plan.choices:
-        if (demand.layer, choice.expert, choice.server, choice.precision) not in replicas:
-            raise FrameworkError(f"{where}: {choice.server} holds no {choice.precision} copy of expert {choice.expert}")
+        if (demand.layer, choice.runs, choice.server, choice.precision) not in replicas:
+            raise FrameworkError(f"{where}: {choice.server} holds no {choice.precision} copy of expert {choice.runs}")
     if plan.next_server not in servers:
         raise FrameworkError(f"{where}: the next server {plan.next_server!r} does not exist")
     if demand.next_server is not None and plan.next_server != demand.next_server:

@@ -70,6 +70,10 @@ class ExpertStore:
         layer, expert, precision = key
         raise PlacementError(f"expert {expert} of layer {layer} in precision {precision} has no replica on this server")
 
+    def cached(self) -> list[Key]:
+        """Experts that were loaded from slow memory and are still in fast memory."""
+        return list(self._cached)
+
     def hold(self, key: Key) -> None:
         """Keep an expert from being evicted until ``release``; PlacementError if it is not on this server."""
         if self.is_fast(key) and key in self._cached:

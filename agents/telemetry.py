@@ -80,6 +80,8 @@ class Telemetry:
         self._news = np.zeros((5, len(self._names)))
         self._heard_s, self._said_s, self._loads = self._news[0], self._news[1], self._news[2:]
         self._heard_s[:] = self._said_s[:] = now_s
+        self._slowness = [1.0] * len(self._names)
+        self._cached: list[frozenset[tuple[int, int, str]]] = [frozenset()] * len(self._names)
         self._lost: set[str] = set()
         self._paths: dict[tuple[int, int], _Path] = {}
 
@@ -139,6 +141,14 @@ class Telemetry:
         backlog_s, wait_s, load_backlog_s = self._loads[:, self._cluster.index(name)].tolist()
         return backlog_s, wait_s, load_backlog_s
 
+    def slowness(self, name: str) -> float:
+        """How many times longer than on its data sheet a server's device takes, as it last said itself."""
+        return self._slowness[self._cluster.index(name)]
+
+    def cached(self, name: str) -> frozenset[tuple[int, int, str]]:
+        """What a server has loaded from slow memory, as it last said itself: (layer, expert, precision)."""
+        return self._cached[self._cluster.index(name)]
+
     def path(self, source: str, target: str, *, now_s: float) -> tuple[float, float]:
         """Delay (s) and rate (bit/s) of the path between two servers, as estimated now."""
         ends = self._cluster.index(source), self._cluster.index(target)
@@ -169,6 +179,8 @@ class Telemetry:
     def _told(self, source: int, state: State, arrays: tuple[Array, ...], now_s: float) -> None:
         self._said_s[source] = now_s
         self._loads[:, source] = (state.backlog_s, state.wait_s, state.load_backlog_s)
+        self._slowness[source] = state.slowness if state.slowness > 0 else 1.0
+        self._cached[source] = frozenset(state.cached)
         for row in state.links:
             other_source = self._place(row.source)
             if other_source is None or not row.rate_bps > 0:

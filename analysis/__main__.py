@@ -31,7 +31,7 @@ def analyse(
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> None:
-    """Draw figures, write summary.md, summary.csv and report.html, and print the table.
+    """Draw figures, write summary.md, quality.md, a CSV of each and report.html, and print the tables.
 
     Of a sweep: figures over load, sweep.md, and sweep.csv and sweep.parquet with a row per cell.
     """
@@ -45,23 +45,29 @@ def analyse(
             return
         comparison = load(comparison_dir or newest(results))
 
+        from analysis import domains
         from analysis.bootstrap import Bootstrap
         from analysis.findings import findings
         from analysis.gallery import pictures
         from analysis.report import report
         from analysis.tables import csv_text, markdown, summary
 
-        found = summary(comparison, Bootstrap(seed=seed), reference=reference, allow_unfaithful=allow_unfaithful)
+        bootstrap = Bootstrap(seed=seed)
+        found = summary(comparison, bootstrap, reference=reference, allow_unfaithful=allow_unfaithful)
         table = markdown(comparison, found)
         out.mkdir(parents=True, exist_ok=True)
         drawn = []
-        for picture in pictures(comparison, found):
+        quality = domains.by_domain(comparison, tuple(found.estimates), bootstrap)
+        for picture in pictures(comparison, found, quality):
             (out / f"{picture.name}.png").write_bytes(picture.png)
             (out / f"{picture.name}.svg").write_text(picture.svg, encoding="utf-8")
             drawn.append(picture)
-        (out / "summary.md").write_text(table, encoding="utf-8")
-        (out / "summary.csv").write_text(csv_text(found), encoding="utf-8")
-        page = report(comparison, found, findings(comparison, found, seed=seed), drawn)
+        texts = {"summary.md": table, "summary.csv": csv_text(found)}
+        if quality:
+            texts |= {"quality.md": domains.markdown(quality), "quality.csv": domains.csv_text(quality)}
+        for name, content in texts.items():
+            (out / name).write_text(content, encoding="utf-8")
+        page = report(comparison, found, findings(comparison, found, seed=seed), drawn, quality)
         (out / "report.html").write_text(page, encoding="utf-8")
     except TestbedError as error:
         typer.echo(str(error), err=True)
@@ -71,9 +77,11 @@ def analyse(
         raise typer.Exit(TestbedError.exit_code) from None
 
     typer.echo(table)
+    if quality:
+        typer.echo(domains.markdown(quality))
     typer.echo(f"from    {comparison.path}")
     typer.echo(f"figures {out}/*.png, {out}/*.svg ({len(drawn)} each)")
-    for name in ("summary.md", "summary.csv", "report.html"):
+    for name in (*texts, "report.html"):
         typer.echo(f"wrote   {out / name}")
 
 

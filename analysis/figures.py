@@ -6,7 +6,8 @@ names readable whether there are two of them or ten.  Figures of place and time 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from textwrap import fill
 
 import numpy as np
 import polars as pl
@@ -16,6 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from analysis import style
 from analysis.bootstrap import Estimate
+from analysis.domains import ALL, Row
 from analysis.load import Comparison, Run
 from analysis.metrics import execution_mix, metric, offered_requests_per_s, time_parts
 from analysis.text import number
@@ -23,7 +25,7 @@ from analysis.text import number
 #: Estimates by framework and metric key, as ``metrics.summarise`` gives them.
 Summaries = Mapping[str, Mapping[str, Estimate]]
 
-LEGEND_CHARACTERS = 105  # that fit in one line of a figure
+LEGEND_CHARACTERS, NOTE_CHARACTERS = 105, 115  # that fit in one line of a figure, beside marks and without
 WIDE_SPREAD = 20.0  # P99 over P1 of all latencies beyond which an axis is logarithmic
 
 
@@ -102,6 +104,50 @@ def quality_bars(summaries: Summaries, budget: float | None) -> Figure:
         figure.axes[1].set_title(figure.axes[1].get_title(loc="left") + "\n", loc="left")
         low, high = axes.get_xlim()
         axes.set_xlim(low, max(high, 130 * budget))
+    return figure
+
+
+def quality_by_domain(rows: Sequence[Row]) -> Figure:
+    """Which kind of text does a lossy framework hurt: how much likelihood is lost, and how far do distributions go?"""
+    lossy = list(dict.fromkeys(row.framework for row in rows if row.domain is None and not row.exact))
+    exact = list(dict.fromkeys(row.framework for row in rows if row.framework not in lossy))
+    domains = list(dict.fromkeys(row.domain or ALL for row in rows))
+    figure = style.figure(style.rows_in(len(domains) * max(1, len(lossy)) // 2 + 1) + 0.5)
+    panels = figure.subplots(1, 2, sharey=True)
+    looks = style.looks(dict.fromkeys(row.framework for row in rows))
+    for axes, key in zip(panels, ("nll_increase", "kl_divergence"), strict=True):
+        entry = metric(key)
+        for row in rows:
+            found = row.estimates[key]
+            if row.framework not in lossy or found.value is None:
+                continue
+            value = entry.scale * found.value
+            low, high = (value if bound is None else entry.scale * bound for bound in (found.low, found.high))
+            look = looks[row.framework]
+            offset = 0.7 * ((lossy.index(row.framework) + 0.5) / len(lossy) - 0.5)
+            axes.errorbar(
+                value,
+                domains.index(row.domain or ALL) + offset,
+                xerr=[[max(0.0, value - low)], [max(0.0, high - value)]],
+                color=look.color,
+                marker=look.marker,
+                markersize=5,
+                capsize=2.5,
+                linewidth=1,
+                linestyle="none",
+                label=row.framework if row.domain is None else None,
+            )
+        axes.axvline(0, color=style.MUTED, linewidth=1)
+        axes.set_title(entry.title)
+        axes.set_xlabel(entry.unit)
+        style.grid(axes, "x")
+    panels[0].set_yticks(range(len(domains)), domains)
+    panels[0].set_ylim(len(domains) - 0.5, -0.5)
+    if lossy:
+        legend_below(figure, panels[0])
+    if exact:
+        said = fill(f"bit-exact, so at zero in both: {', '.join(exact)}", NOTE_CHARACTERS)
+        figure.suptitle(said, fontsize=8.5, x=0.01, ha="left")
     return figure
 
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from analysis.bootstrap import Bootstrap, Estimate, quantile
 from analysis.events import spans
 from analysis.load import Comparison
-from analysis.metrics import Runs, disturbed_change, paired_change
+from analysis.measure import Runs
+from analysis.metrics import disturbed_change, paired_change
 from analysis.tables import Summary
 from analysis.text import change_with_interval, number
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import inspect
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
 from analysis import figures, maps, style
+from analysis.domains import Row
 from analysis.load import Comparison
 from analysis.metrics import OTHER_DEFINITIONS, metric
 from analysis.tables import Summary
+
+#: Name, title, what draws it of what, and what is shown.
+Plan = tuple[str, str, Callable[..., Figure], tuple[object, ...], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +32,15 @@ class Picture:
     png: bytes
 
 
-def pictures(comparison: Comparison, summary: Summary) -> Iterator[Picture]:
-    """Draw every figure, frameworks in the order of the summary."""
+def pictures(comparison: Comparison, summary: Summary, quality: Sequence[Row] = ()) -> Iterator[Picture]:
+    """Draw every figure, frameworks in the order of the summary; ``quality`` by domain where it was measured."""
     comparison = replace(comparison, frameworks=tuple(summary.estimates))
     budget = comparison.runs[0].manifest.quality_budget
     estimates = summary.estimates
     latency = metric("latency_mean_s").definition
     other = {title: definition for title, _, definition in OTHER_DEFINITIONS}
     per_run = "n in the legend is the number of completed requests."
-    plan: list[tuple[str, str, Callable[..., Figure], tuple[object, ...], str]] = [
+    plan: list[Plan] = [
         (
             "latency_cdf",
             "Latency distribution",
@@ -80,6 +84,7 @@ def pictures(comparison: Comparison, summary: Summary) -> Iterator[Picture]:
             (estimates, budget),
             f"{metric('nll_increase').definition} {metric('top1_agreement').definition}",
         ),
+        *_by_domain(quality),
         ("where_time_goes", "Where time goes", figures.where_time_goes, (comparison,), other["Where time goes"]),
         (
             "execution_mix",
@@ -111,6 +116,14 @@ def pictures(comparison: Comparison, summary: Summary) -> Iterator[Picture]:
                 svg=_svg(figure, name),
                 png=_png(figure),
             )
+
+
+def _by_domain(quality: Sequence[Row]) -> list[Plan]:
+    if not quality:
+        return []
+    definition = f"{metric('nll_increase').definition} {metric('kl_divergence').definition}"
+    what = f"{definition} Whiskers: 95 % bootstrap interval over the requests of the domain."
+    return [("quality_by_domain", "Quality by domain", figures.quality_by_domain, (quality,), what)]
 
 
 def _interval(summary: Summary) -> str:

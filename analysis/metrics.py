@@ -7,8 +7,8 @@ framework and says how it was resampled.  Values are SI; ``Metric.scale`` turns 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -16,23 +16,11 @@ import polars as pl
 from analysis.bootstrap import Array, Bootstrap, Estimate, Statistic, change, mean, quantile, ratio
 from analysis.events import end_s, inside
 from analysis.load import Run
+from analysis.measure import Metric, Runs, matrix, over_completed
+from analysis.quality import QUALITY
 
 WARM_UP_SHARE = 0.1  # of the arrival timeline, before the steady part begins
 STEADY_BINS = 20  # equal stretches of the steady part, the rows that throughput is resampled from
-
-Runs = Sequence[Run]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """A number with its definition."""
-
-    key: str  # in code and in summary.csv; ends with the SI unit where it has one
-    title: str
-    unit: str  # as shown
-    scale: float = 1.0  # shown = SI value x scale
-    definition: str
-    measure: Callable[[Runs, Bootstrap], Estimate]
 
 
 def summarise(runs: Runs, bootstrap: Bootstrap) -> dict[str, Estimate]:
@@ -53,7 +41,7 @@ def paired_change(
         for other in reference:
             if (run.manifest.repeat, run.manifest.seed) == (other.manifest.repeat, other.manifest.seed):
                 both = run.completed.join(other.completed, on="request", suffix="_reference", maintain_order="left")
-                pairs.append(_matrix(both, column, f"{column}_reference"))
+                pairs.append(matrix(both, column, f"{column}_reference"))
     return bootstrap.estimate(pairs, change(statistic))
 
 
@@ -142,16 +130,6 @@ def device_busy(runs: Runs) -> dict[str, float]:
     return {str(server): float(busy) for server, busy in means.iter_rows()}
 
 
-def _matrix(frame: pl.DataFrame, *columns: str) -> Array:
-    """Rows without a missing value, (rows, columns)."""
-    chosen = frame.select(pl.col(column).cast(pl.Float64).alias(str(i)) for i, column in enumerate(columns))
-    return chosen.drop_nulls().to_numpy()
-
-
-def _over_completed(column: str, statistic: Statistic) -> Callable[[Runs, Bootstrap], Estimate]:
-    return lambda runs, bootstrap: bootstrap.estimate([_matrix(run.completed, column) for run in runs], statistic)
-
-
 def _throughput(tokens: bool) -> Callable[[Runs, Bootstrap], Estimate]:
     def measure(runs: Runs, bootstrap: Bootstrap) -> Estimate:
         samples, done = [], 0
@@ -173,40 +151,20 @@ def _throughput(tokens: bool) -> Callable[[Runs, Bootstrap], Estimate]:
 def _slo_share(runs: Runs, bootstrap: Bootstrap) -> Estimate:
     def within(run: Run) -> Array:
         met = pl.col("error").is_null() & (pl.col("latency_s") <= run.manifest.slo_s)
-        return _matrix(run.requests.select(met.fill_null(False).alias("met")), "met")
+        return matrix(run.requests.select(met.fill_null(False).alias("met")), "met")
 
     return bootstrap.estimate([within(run) for run in runs], mean)
 
 
 def _failed_share(runs: Runs, bootstrap: Bootstrap) -> Estimate:
     failed = pl.col("error").is_not_null() | pl.col("latency_s").is_null()
-    return bootstrap.estimate([_matrix(run.requests.select(failed.alias("failed")), "failed") for run in runs], mean)
+    return bootstrap.estimate([matrix(run.requests.select(failed.alias("failed")), "failed") for run in runs], mean)
 
 
 def _traffic(runs: Runs, bootstrap: Bootstrap) -> Estimate:
     tokens = (pl.col("prompt_tokens") + pl.col("output_tokens")).alias("tokens")
-    rows = [_matrix(run.completed.select("sent_bytes", tokens), "sent_bytes", "tokens") for run in runs]
+    rows = [matrix(run.completed.select("sent_bytes", tokens), "sent_bytes", "tokens") for run in runs]
     return bootstrap.estimate(rows, ratio)
-
-
-def _per_token(*columns: str, statistic: Statistic) -> Callable[[Runs, Bootstrap], Estimate]:
-    """A statistic over rows of (column x tokens ..., tokens): means per token instead of per request."""
-    tokens = (pl.col("prompt_tokens") + pl.col("output_tokens")).cast(pl.Float64)
-    weighted = [(pl.col(column) * tokens).alias(column) for column in columns]
-
-    def measure(runs: Runs, bootstrap: Bootstrap) -> Estimate:
-        rows = [_matrix(run.completed.select(*weighted, tokens.alias("tokens")), *columns, "tokens") for run in runs]
-        return bootstrap.estimate(rows, statistic)
-
-    return measure
-
-
-def _relative_increase(rows: Array) -> Array:
-    return np.asarray(ratio(rows) - 1)
-
-
-def _perplexity(rows: Array) -> Array:
-    return np.asarray(np.exp(ratio(rows)))
 
 
 _TOKENS = "Tokens of a request = prompt tokens + output tokens."
@@ -219,7 +177,7 @@ METRICS: tuple[Metric, ...] = (
         scale=1e3,
         definition="Mean over completed requests of the time from planned arrival to the result being back at the "
         "home server. Emulated time; includes all queueing.",
-        measure=_over_completed("latency_s", mean),
+        measure=over_completed("latency_s", mean),
     ),
     Metric(
         key="latency_median_s",
@@ -227,7 +185,7 @@ METRICS: tuple[Metric, ...] = (
         unit="ms",
         scale=1e3,
         definition="Half of the completed requests were at least as fast.",
-        measure=_over_completed("latency_s", quantile(0.5)),
+        measure=over_completed("latency_s", quantile(0.5)),
     ),
     Metric(
         key="latency_p95_s",
@@ -235,7 +193,7 @@ METRICS: tuple[Metric, ...] = (
         unit="ms",
         scale=1e3,
         definition="95 % of the completed requests were at least as fast (linear between neighbours).",
-        measure=_over_completed("latency_s", quantile(0.95)),
+        measure=over_completed("latency_s", quantile(0.95)),
     ),
     Metric(
         key="latency_p99_s",
@@ -244,7 +202,7 @@ METRICS: tuple[Metric, ...] = (
         scale=1e3,
         definition="99 % of the completed requests were at least as fast. Below some 500 requests only a handful "
         "decide it, which its interval shows only in part.",
-        measure=_over_completed("latency_s", quantile(0.99)),
+        measure=over_completed("latency_s", quantile(0.99)),
     ),
     Metric(
         key="slo_share",
@@ -292,7 +250,7 @@ METRICS: tuple[Metric, ...] = (
         title="Moves",
         unit="per request",
         definition="Mean changes of aggregation server in a completed request.",
-        measure=_over_completed("moves", mean),
+        measure=over_completed("moves", mean),
     ),
     Metric(
         key="ttft_mean_s",
@@ -300,7 +258,7 @@ METRICS: tuple[Metric, ...] = (
         unit="ms",
         scale=1e3,
         definition="Mean over completed requests that generate text, from planned arrival to the first token at home.",
-        measure=_over_completed("ttft_s", mean),
+        measure=over_completed("ttft_s", mean),
     ),
     Metric(
         key="tpot_mean_s",
@@ -308,48 +266,9 @@ METRICS: tuple[Metric, ...] = (
         unit="ms",
         scale=1e3,
         definition="Mean over completed requests that generate text of the time per token after the first.",
-        measure=_over_completed("tpot_s", mean),
+        measure=over_completed("tpot_s", mean),
     ),
-    Metric(
-        key="nll_increase",
-        title="NLL increase",
-        unit="%",
-        scale=100,
-        definition="Relative increase of the mean negative log likelihood per token over the full-precision "
-        "reference, on completed requests, weighted by tokens.",
-        measure=_per_token("nll", "reference_nll", statistic=lambda rows: _relative_increase(rows[..., :2])),
-    ),
-    Metric(
-        key="perplexity",
-        title="Perplexity",
-        unit="",
-        definition="exp of the mean negative log likelihood per token (nats) of completed requests, weighted by "
-        "tokens.",
-        measure=_per_token("nll", statistic=_perplexity),
-    ),
-    Metric(
-        key="perplexity_reference",
-        title="Reference perplexity",
-        unit="",
-        definition="The same for the full-precision reference on the same requests.",
-        measure=_per_token("reference_nll", statistic=_perplexity),
-    ),
-    Metric(
-        key="top1_agreement",
-        title="Top-1 agreement",
-        unit="%",
-        scale=100,
-        definition="Share of positions whose most likely token is the reference's, weighted by tokens.",
-        measure=_per_token("top1_agreement", statistic=ratio),
-    ),
-    Metric(
-        key="exact_share",
-        title="Bit-exact",
-        unit="%",
-        scale=100,
-        definition="Share of completed requests whose logits equal the reference's bit for bit.",
-        measure=_over_completed("exact", mean),
-    ),
+    *QUALITY,
 )
 
 #: Numbers that are not one estimate per framework, defined for the report and ``docs/metrics.md`` alike.

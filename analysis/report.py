@@ -11,7 +11,8 @@ from html import escape
 
 import polars as pl
 
-from analysis import tables
+from analysis import domains, tables
+from analysis.domains import Row
 from analysis.gallery import Picture
 from analysis.load import Comparison, Run
 from analysis.metrics import METRICS, OTHER_DEFINITIONS
@@ -45,8 +46,14 @@ figcaption{font-size:.88rem;color:#444}.note{font-size:.88rem;color:#555}
 """
 
 
-def report(comparison: Comparison, summary: Summary, findings: Sequence[str], pictures: Iterable[Picture]) -> str:
-    """The whole page."""
+def report(
+    comparison: Comparison,
+    summary: Summary,
+    findings: Sequence[str],
+    pictures: Iterable[Picture],
+    quality: Sequence[Row] = (),
+) -> str:
+    """The whole page; ``quality`` by domain where it was measured."""
     parts = [
         f"<h1>{escape(comparison.scenario)}</h1>",
         f'<p class="question">{escape(comparison.question or DEFAULT_QUESTION)}</p>',
@@ -60,6 +67,7 @@ def report(comparison: Comparison, summary: Summary, findings: Sequence[str], pi
             + _summary_table(summary)
             + f'<p class="note">{escape(_how_to_read(summary))}</p>',
         ),
+        *([_section("Quality", _quality(quality))] if quality else []),
         _section("Figures", "".join(_figure(picture) for picture in pictures)),
         _section("Definitions", _definitions()),
         _section("Placement", _placement(comparison)),
@@ -155,6 +163,14 @@ def _how_to_read(summary: Summary) -> str:
         f"Small print: 95 % bootstrap intervals ({first.method}). Changes are paired request by request against "
         f"{summary.reference}. Intervals in the findings are wider, so that all of one kind hold together with 95 %."
     )
+
+
+def _quality(rows: Sequence[Row]) -> str:
+    marked = [
+        [(cell, "bad" if row.worst and cell.endswith(domains.WORST) else "") for cell in domains.cells(row)]
+        for row in domains.shown(rows)
+    ]
+    return _table(domains.HEADER, marked, text={0, 1}) + f'<p class="note">{escape(domains.NOTE)}</p>'
 
 
 def _figure(picture: Picture) -> str:

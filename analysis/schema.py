@@ -43,6 +43,12 @@ TABLES: dict[str, dict[str, str]] = {
         "nll": "f64?",
         "reference_nll": "f64?",
         "top1_agreement": "f64?",
+        "kl": "f64?",
+        "correct": "i64?",
+        "reference_correct": "i64?",
+        "cloze_items": "i64?",
+        "cloze_hits": "i64?",
+        "reference_cloze_hits": "i64?",
         "exact": "bool?",
         "error": "str?",
     },
@@ -63,6 +69,11 @@ TABLES: dict[str, dict[str, str]] = {
         "fallback_experts": "i64",
         "servers": "i64",
         "quality_spent": "f64",
+        "substitute_experts": "i64?",
+        "skipped_experts": "i64?",
+        "tokens": "i64?",
+        "frozen_tokens": "i64?",
+        "exited_tokens": "i64?",
     },
     "links": {
         "t_s": "f64",
@@ -86,6 +97,12 @@ TABLES: dict[str, dict[str, str]] = {
         "alive": "bool",
     },
     "events": {"event": "str", "link": "str?", "scheduled_s": "f64", "actual_s": "f64"},
+}
+
+#: Columns that results of earlier versions lack; there they hold nothing.
+LATER: dict[str, set[str]] = {
+    "requests": {"kl", "correct", "reference_correct", "cloze_items", "cloze_hits", "reference_cloze_hits"},
+    "layers": {"substitute_experts", "skipped_experts", "tokens", "frozen_tokens", "exited_tokens"},
 }
 
 _TYPES: dict[str, pl.DataType] = {"i64": pl.Int64(), "f64": pl.Float64(), "str": pl.String(), "bool": pl.Boolean()}
@@ -189,6 +206,9 @@ def read_table(path: Path, table: str) -> pl.DataFrame:
         raise TestbedError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from error
     columns = []
     for column, kind in TABLES[table].items():
+        if column not in frame.columns and column in LATER.get(table, ()):
+            columns.append(pl.Series(column, [None] * frame.height, dtype=_TYPES[kind.rstrip("?")]))
+            continue
         if column not in frame.columns:
             raise TestbedError(f"{path}: column '{column}' is missing; docs/results.md lists the columns of {table}")
         columns.append(_checked(frame[column], kind, path))

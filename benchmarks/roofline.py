@@ -7,14 +7,14 @@ Reads tables as profilers of vLLM write them, told apart by their first line:
     tokens,activated_experts,time_us     the experts of a layer together: gate, experts, weighted sum
     layer,tokens,time_us                 operators of the dense part, one a line
 
-and predicts each as a server of the testbed would be paced (``agents.frameworks.cost``): the sum over the experts of
-max(FLOPs / (efficiency x peak), weight bytes / memory bandwidth) + launch, tokens spread evenly; a projection as one
+and predicts each as a server of the testbed would be paced (``agents.frameworks.cost``): a launch, and the sum over the
+experts of max(FLOPs / (efficiency x peak), weight bytes / memory bandwidth), tokens spread evenly; a projection as one
 such kernel; ``dense part`` as the one kernel that the testbed makes of a layer's projections, norms and rotation.
 Attention over the context has no table here and no time in the testbed.
 
 Prints per range of tokens the median of (predicted - measured) / measured and the 90th percentile of its absolute
-value: for the model as it is, for a launch that is paid once per batch of experts instead of once per expert, and for
-the constants that fit the experts' table best then.  The defaults of --peak and --memory are NVIDIA's figures for the
+value: for the model as it is, for a launch paid by every expert of a batch, and for the constants that fit the experts'
+table best.  The defaults of --peak and --memory are NVIDIA's figures for the
 RTX PRO 6000 Blackwell Workstation Edition: dense FP16 with FP32 accumulation.
 """
 
@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agents.frameworks.cost import dense_s, expert_s, roofline_s
+from agents.frameworks.cost import call_s, dense_s, expert_s, roofline_s
 from agents.models.profile import HALF_BYTES, ModelProfile
 from testbed import units
 from testbed.errors import TestbedError
@@ -41,7 +41,7 @@ MAX_ROWS = 1_000_000
 RANGES = ((1, 8), (9, 64), (65, 256), (257, 1024), (1025, 4096))
 #: How often an operator of the dense table runs in one layer.
 PER_LAYER = {"layernorm": 2, "qkv_proj": 1, "qk_norm": 1, "rotary_emb": 1, "o_proj": 1}
-COLUMNS = ("operator", "tokens", "n", "measured us", "model", "launch once", "fitted")
+COLUMNS = ("operator", "tokens", "n", "measured us", "model", "launch each", "fitted")
 
 #: A device and a profile to seconds, for one measurement.
 Prediction = Callable[[Device], float]
@@ -55,7 +55,7 @@ class Measured:
     tokens: int
     time_s: float
     as_it_is: Prediction
-    launch_once: Prediction
+    launch_each: Prediction
 
 
 def read(path: Path, profile: ModelProfile) -> list[Measured]:
@@ -93,12 +93,12 @@ def _experts(profile: ModelProfile, tokens: int, active: int, time_s: float) -> 
     rows = [assigned // active + (place < assigned % active) for place in range(active)]
 
     def as_it_is(device: Device) -> float:
+        return device.launch_s + sum(call_s(device, profile, "full", count) for count in rows)
+
+    def each(device: Device) -> float:
         return sum(expert_s(device, profile, "full", count) for count in rows)
 
-    def once(device: Device) -> float:
-        return as_it_is(replace(device, launch_s=0.0)) + device.launch_s
-
-    return Measured(operator=f"{active} experts", tokens=tokens, time_s=time_s, as_it_is=as_it_is, launch_once=once)
+    return Measured(operator=f"{active} experts", tokens=tokens, time_s=time_s, as_it_is=as_it_is, launch_each=each)
 
 
 def _dense(profile: ModelProfile, lines: Sequence[tuple[str, int, float]]) -> list[Measured]:
@@ -123,18 +123,18 @@ def _kernel(name: str, tokens: int, time_s: float, weights: int) -> Measured:
     def predicted(device: Device) -> float:
         return roofline_s(device, flops=2.0 * weights * tokens, weight_bytes=HALF_BYTES * weights)
 
-    return Measured(operator=name, tokens=tokens, time_s=time_s, as_it_is=predicted, launch_once=predicted)
+    return Measured(operator=name, tokens=tokens, time_s=time_s, as_it_is=predicted, launch_each=predicted)
 
 
 def _whole(profile: ModelProfile, tokens: int, time_s: float) -> Measured:
     def predicted(device: Device) -> float:
         return dense_s(device, profile, tokens)
 
-    return Measured(operator="dense part", tokens=tokens, time_s=time_s, as_it_is=predicted, launch_once=predicted)
+    return Measured(operator="dense part", tokens=tokens, time_s=time_s, as_it_is=predicted, launch_each=predicted)
 
 
 def fitted(device: Device, measured: Sequence[Measured]) -> Device:
-    """The device whose efficiency, memory bandwidth and launch, paid once, bring the median absolute error lowest."""
+    """The device whose efficiency, memory bandwidth and launch bring the median absolute error lowest."""
     grid = itertools.product(
         np.arange(0.40, 0.81, 0.05), np.arange(0.60, 1.01, 0.05), (0.0, 5e-6, 10e-6, 15e-6, 20e-6, 25e-6, 30e-6)
     )
@@ -147,12 +147,16 @@ def fitted(device: Device, measured: Sequence[Measured]) -> Device:
         )
         for efficiency, share, launch_s in grid
     ]
-    return min(devices, key=lambda each: float(np.median(np.abs(errors(each, measured, once=True)))))
+    return min(devices, key=lambda each: float(np.median(np.abs(errors(each, measured)))))
 
 
-def errors(device: Device, measured: Iterable[Measured], *, once: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def errors(
+    device: Device, measured: Iterable[Measured], *, launch_each: bool = False
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """(predicted - measured) / measured of every line."""
-    return np.array([(each.launch_once if once else each.as_it_is)(device) / each.time_s - 1 for each in measured])
+    return np.array(
+        [(each.launch_each if launch_each else each.as_it_is)(device) / each.time_s - 1 for each in measured]
+    )
 
 
 def table(device: Device, best: Device, measured: Sequence[Measured]) -> list[tuple[str, ...]]:
@@ -168,7 +172,7 @@ def table(device: Device, best: Device, measured: Sequence[Measured]) -> list[tu
             if not some or (label != "all" and name.endswith(" experts") and name != "any experts"):
                 continue
             middle = f"{1e6 * float(np.median([each.time_s for each in some])):.0f}"
-            cells = (_cell(device, some, once=False), _cell(device, some, once=True), _cell(best, some, once=True))
+            cells = (_cell(device, some), _cell(device, some, launch_each=True), _cell(best, some))
             rows.append((name, label, str(len(some)), middle, *cells))
     return rows
 
@@ -177,8 +181,8 @@ def _operators(measured: Iterable[Measured]) -> list[str]:
     return list(dict.fromkeys(each.operator for each in measured))
 
 
-def _cell(device: Device, measured: Sequence[Measured], *, once: bool) -> str:
-    found = errors(device, measured, once=once)
+def _cell(device: Device, measured: Sequence[Measured], *, launch_each: bool = False) -> str:
+    found = errors(device, measured, launch_each=launch_each)
     return f"{round(100 * np.median(found)):+d} % ({round(100 * np.percentile(np.abs(found), 90))} %)"
 
 
@@ -212,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     share = best.memory_bytes_per_s / device.memory_bytes_per_s
     print(
-        f"model: efficiency {device.efficiency:g}, launch {1e6 * device.launch_s:g} us per expert; "
+        f"model: efficiency {device.efficiency:g}, launch {1e6 * device.launch_s:g} us per batch; "
         f"fitted: efficiency {best.efficiency:.2f}, {100 * share:.0f} % of the memory bandwidth, "
         f"launch {1e6 * best.launch_s:g} us per batch"
     )

@@ -9,10 +9,11 @@ from agents.cluster import Cluster, cluster_of
 from agents.errors import FrameworkError
 from agents.frameworks.placements import check_placement
 from agents.frameworks.registry import create
+from agents.models.cloze import pieces_beside
 from agents.models.model import Model
 from agents.protocol import Placement
 from orchestration.checks import check_scenario, in_order
-from orchestration.references import References
+from orchestration.references import References, sampling_of
 from scenarios.timeline import Scenario
 from scenarios.workload import MEAN_TOKENS
 from testbed.errors import TestbedError
@@ -81,7 +82,8 @@ def prepare(
         tokens_per_request=MEAN_TOKENS,
         redundancy=redundancy,
     )
-    episodes = tuple(_episode(scenario, seed, model) for seed, scenario in scenarios.items())
+    pieces = pieces_beside(model.directory)
+    episodes = tuple(_episode(scenario, seed, model, pieces) for seed, scenario in scenarios.items())
     return Comparison(
         topology=topology,
         cluster=cluster,
@@ -91,12 +93,12 @@ def prepare(
     )
 
 
-def _episode(scenario: Scenario, seed: int, model: Model) -> Episode:
+def _episode(scenario: Scenario, seed: int, model: Model, pieces: Sequence[bytes] | None) -> Episode:
     prompts = {
         request.number: model.prompts.take(request.domain, request.prompt, request.tokens)
         for request in scenario.requests
     }
-    references = References(model.twin, scenario.requests, prompts)
+    references = References(model.twin, scenario.requests, prompts, pieces=pieces, sampling=sampling_of(scenario))
     return Episode(scenario=scenario, seed=seed, prompts=prompts, references=references)
 
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from agents.clock import WallClock
 from orchestration.comparison import Candidate, Comparison, Episode
+from orchestration.divergences import Hear, ignored
 from orchestration.fleet import Fleet
 from orchestration.host import CpuTime
 from orchestration.manifest import HostFacts
@@ -84,7 +85,14 @@ class Emulation:
         return f"about {dilation * duration_s:.0f} s"
 
     async def play(
-        self, comparison: Comparison, candidate: Candidate, episode: Episode, name: str, watcher: Watcher
+        self,
+        comparison: Comparison,
+        candidate: Candidate,
+        episode: Episode,
+        name: str,
+        watcher: Watcher,
+        *,
+        logits: Hear = ignored,
     ) -> tuple[Played, HostFacts]:
         """One run; takes its emulated time multiplied by the dilation."""
         fleet, network = self._running(), self._network
@@ -103,9 +111,14 @@ class Emulation:
             dilation=comparison.dilation,
             progress=watcher.tick,
             interrupted=watcher.interrupted,
+            logits=logits,
         )
         await player.configure(
-            run_id=name, framework=framework, cluster=comparison.cluster, placement=candidate.placement
+            run_id=name,
+            framework=framework,
+            cluster=comparison.cluster,
+            placement=candidate.placement,
+            known_logits=episode.references.known_logits(),
         )
         shaping = network.shaping()
         network.rewind(episode.seed)

@@ -20,14 +20,18 @@ from agents.protocol import (
     Command,
     Configure,
     Done,
+    Logits,
     Placement,
     Refused,
     Report,
     Sample,
+    SlowDown,
     Start,
     Submit,
 )
-from scenarios.timeline import LinkChange, Request, Scenario, ServerFailure
+from orchestration.divergences import Hear, ignored
+from orchestration.references import sampling_of
+from scenarios.timeline import LinkChange, Request, Scenario, ServerFailure, ServerSlowdown
 from testbed.shaping.base import DirectionReport
 from testbed.topology import Direction, Topology
 
@@ -86,7 +90,7 @@ class Agents(Protocol):
 class Event:
     """Something of the scenario that was done."""
 
-    change: LinkChange | ServerFailure
+    change: LinkChange | ServerFailure | ServerSlowdown
     actual_s: float
 
 
@@ -102,6 +106,7 @@ class Played:
     collected: dict[str, Collected] = field(default_factory=dict)
     ended_agents: list[str] = field(default_factory=list)  # although the scenario did not want it
     complaints: list[str] = field(default_factory=list)  # of agents, beside failed requests
+    kl: dict[tuple[int, bytes], float] = field(default_factory=dict)  # nats, by request and digest of its logits
     complete: bool = False
 
     @property
@@ -131,8 +136,9 @@ class Player:
         progress: Callable[[float, int], None],  # emulated now, requests ended
         interrupted: asyncio.Event,
         ended: Callable[[int], object] = lambda request: None,
+        logits: Hear = ignored,
     ) -> None:
-        """``ended`` is told of every request that ends."""
+        """``ended`` is told of every request that ends; ``logits`` takes what agents send of passes' ends."""
         self._scenario = scenario
         self._topology = topology
         self._prompts = prompts
@@ -143,6 +149,7 @@ class Player:
         self._progress = progress
         self._interrupted = interrupted
         self._ended_request = ended
+        self._logits = logits
         self.played = Played()
         self._counted: dict[tuple[str, str], DirectionReport] = {}
 
@@ -153,8 +160,12 @@ class Player:
         framework: str,
         cluster: Cluster,
         placement: Placement,
+        known_logits: frozenset[bytes] = frozenset(),
     ) -> None:
-        """Prepare every agent for the run; FleetError when one refuses."""
+        """Prepare every agent for the run; FleetError when one refuses.
+
+        ``known_logits`` holds digests of logits that agents need not send.
+        """
         command = Configure(
             run_id=run_id,
             framework=framework,
@@ -162,6 +173,7 @@ class Player:
             placement=placement,
             addresses={server: f"tcp://{server}:{DATA_PORT}" for server in self._agents.servers},
             quality_budget=self._scenario.quality_budget,
+            known_logits=known_logits,
         )
         self._agents.listener = self._hear
         await self._agents.ask(
@@ -178,7 +190,13 @@ class Player:
         self._counted = {(entry.link, entry.source): entry for entry in self._links.counters()}
         tasks = [
             asyncio.ensure_future(work)
-            for work in (self._submit_all(), self._change_links(), self._fail_servers(), self._sample_links())
+            for work in (
+                self._submit_all(),
+                self._change_links(),
+                self._fail_servers(),
+                self._slow_servers(),
+                self._sample_links(),
+            )
         ]
         try:
             await self._until_over(tasks)
@@ -243,6 +261,7 @@ class Player:
             output_tokens=request.output_tokens,
             at_s=request.at_s,
             deadline_s=request.at_s + self._scenario.deadline_s,
+            sampling=sampling_of(self._scenario),
         )
 
     async def _change_links(self) -> None:
@@ -258,6 +277,12 @@ class Player:
             await self._clock.sleep_until_s(failure.at_s)
             self._agents.kill(failure.server)
             self.played.events.append(Event(change=failure, actual_s=self._clock.now_s()))
+
+    async def _slow_servers(self) -> None:
+        for slowdown in self._scenario.slowdowns:
+            await self._clock.sleep_until_s(slowdown.at_s)
+            self._agents.send(slowdown.server, SlowDown(factor=slowdown.factor))
+            self.played.events.append(Event(change=slowdown, actual_s=self._clock.now_s()))
 
     async def _sample_links(self) -> None:
         next_s = 0.0
@@ -291,6 +316,8 @@ class Player:
             case Done():
                 self.played.done[report.request] = report
                 self._ended_request(report.request)
+            case Logits():
+                self._logits(report)
             case Sample():
                 self.played.samples.append(report)
             case Refused():

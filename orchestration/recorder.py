@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from agents.protocol import Collected, Done, Sample
+from orchestration.divergences import Pass
 from orchestration.player import Played
 from orchestration.references import Reference
 from scenarios.timeline import LinkChange, Request, Scenario
@@ -33,6 +34,12 @@ REQUESTS = {
     "nll": pl.Float64,
     "reference_nll": pl.Float64,
     "top1_agreement": pl.Float64,
+    "kl": pl.Float64,
+    "correct": pl.Int64,
+    "reference_correct": pl.Int64,
+    "cloze_items": pl.Int64,
+    "cloze_hits": pl.Int64,
+    "reference_cloze_hits": pl.Int64,
     "exact": pl.Boolean,
     "error": pl.String,
 }
@@ -53,6 +60,11 @@ LAYERS = {
     "fallback_experts": pl.Int64,
     "servers": pl.Int64,
     "quality_spent": pl.Float64,
+    "substitute_experts": pl.Int64,
+    "skipped_experts": pl.Int64,
+    "tokens": pl.Int64,
+    "frozen_tokens": pl.Int64,
+    "exited_tokens": pl.Int64,
 }
 LINKS = {
     "t_s": pl.Float64,
@@ -76,6 +88,7 @@ SERVERS = {
     "alive": pl.Boolean,
 }
 EVENTS = {"event": pl.String, "link": pl.String, "scheduled_s": pl.Float64, "actual_s": pl.Float64}
+NOTHING: Mapping[Pass, float] = {}
 
 
 def write_run(
@@ -90,7 +103,13 @@ def write_run(
     directory.mkdir(parents=True)
     dead = played.dead
     requests = [
-        request_row(request, played.done.get(request.number), references[request.number], dead=request.home in dead)
+        request_row(
+            request,
+            played.done.get(request.number),
+            references[request.number],
+            kl=played.kl,
+            dead=request.home in dead,
+        )
         for request in scenario.requests
         if request.number in played.submitted
     ]
@@ -111,10 +130,18 @@ def write_run(
     write_json(directory / "manifest.json", manifest)
 
 
-def request_row(request: Request, done: Done | None, reference: Reference, *, dead: bool = False) -> dict[str, Any]:
+def request_row(
+    request: Request,
+    done: Done | None,
+    reference: Reference,
+    *,
+    kl: Mapping[Pass, float] = NOTHING,
+    dead: bool = False,
+) -> dict[str, Any]:
     """One row of requests.parquet; a request without an end by the time the run was collected has failed.
 
-    ``dead`` says that its home server has failed, and so could not report the end.
+    ``kl`` holds the divergences of logits that are not the reference's.  ``dead`` says that its home server has
+    failed, and so could not report the end.
     """
     row: dict[str, Any] = {
         "request": request.number,
@@ -125,6 +152,9 @@ def request_row(request: Request, done: Done | None, reference: Reference, *, de
         "prompt_tokens": request.tokens,
         "output_tokens": request.output_tokens,
         "reference_nll": reference.mean_nll,
+        "reference_correct": reference.correct(reference.top1),
+        "cloze_items": None if reference.cloze is None else len(reference.cloze),
+        "reference_cloze_hits": reference.cloze_hits(reference.top1),
     }
     if done is None:
         return row | {
@@ -136,11 +166,16 @@ def request_row(request: Request, done: Done | None, reference: Reference, *, de
     row |= {"sent_s": done.sent_s, "moves": done.moves, "sent_bytes": done.sent_bytes, "error": done.error}
     if done.error is not None:
         return row
-    quality: dict[str, float | None] = {"nll": None, "top1_agreement": None}
+    exact = done.digest == reference.digest
+    quality: dict[str, float | None] = dict.fromkeys(("nll", "top1_agreement", "kl", "correct", "cloze_hits"))
     if reference.measures_quality:
         agreeing = sum(ours == theirs for ours, theirs in zip(done.top1, reference.top1, strict=True))
         quality["nll"] = sum(done.nll) / len(done.nll) if done.nll else None
         quality["top1_agreement"] = agreeing / len(reference.top1)
+    if reference.judged:
+        quality["kl"] = 0.0 if exact else kl.get((request.number, done.digest))  # the same bits do not diverge
+        quality["correct"] = reference.correct(done.top1)
+        quality["cloze_hits"] = reference.cloze_hits(done.top1)
     return row | {
         "finished_s": done.finished_s,
         "latency_s": done.finished_s - request.at_s,
@@ -148,7 +183,7 @@ def request_row(request: Request, done: Done | None, reference: Reference, *, de
         "ttft_s": done.ttft_s,
         "tpot_s": done.tpot_s,
         **quality,
-        "exact": done.digest == reference.digest,
+        "exact": exact,
     }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from orchestration.comparison import Comparison
-from orchestration.manifest import RESULT_FORMAT, describe, failures, label, one_line, verdict_on
+from orchestration.comparison import Candidate, Comparison, Episode
+from orchestration.divergences import Divergences
+from orchestration.logitsfile import LogitsFile
+from orchestration.manifest import RESULT_FORMAT, HostFacts, describe, failures, label, one_line, verdict_on
+from orchestration.player import Played
 from orchestration.recorder import write_json, write_run
 from orchestration.stage import Stage, Watcher
 from testbed.errors import TestbedError
@@ -16,6 +20,15 @@ from testbed.errors import TestbedError
 
 async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher) -> None:
     """Run everything into a directory that exists."""
+    with ExitStack() as files:
+        # What was computed before the runs is compared with what they answer, and then given back.
+        kept = files.enter_context(LogitsFile(directory)) if stage.disturbed_by_work else None
+        await _play(comparison, stage, directory, watcher, kept)
+
+
+async def _play(
+    comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher, kept: LogitsFile | None
+) -> None:
     scenario = comparison.scenario
     summary: dict[str, Any] = {
         "format": RESULT_FORMAT,
@@ -34,7 +47,8 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
         requests = sum(len(episode.scenario.requests) for episode in comparison.episodes)
         watcher.say(f"computing the reference answers of {requests} requests in one process")
         for episode in comparison.episodes:
-            await stage.aside(partial(episode.references.compute, interrupted=watcher.interrupted.is_set))
+            compute = partial(episode.references.compute, keep=kept, interrupted=watcher.interrupted.is_set)
+            await stage.aside(compute)
     if watcher.interrupted.is_set():
         return
     async with stage.agents(comparison, watcher):
@@ -50,10 +64,7 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
                 + stage.duration(comparison.dilation, episode.scenario.duration_s)
             )
             watcher.begin(name, episode.scenario.duration_s, len(episode.scenario.requests))
-            try:
-                played, facts = await stage.play(comparison, candidate, episode, name, watcher)
-            finally:
-                watcher.end()
+            played, facts = await _run(comparison, candidate, episode, name, stage, directory, watcher)
             verdict = verdict_on(episode.scenario, played, facts, calibration)
             manifest = describe(comparison, candidate, repeat, name, stage.backend, played, facts, calibration, verdict)
             write_run(
@@ -70,6 +81,31 @@ async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: W
             watcher.say(one_line(name, played, episode.scenario, episode.references, verdict))
     summary["finished"] = len(summary["runs"]) == len(comparison.runs) and not watcher.interrupted.is_set()
     write_json(directory / "comparison.json", summary)
+
+
+async def _run(
+    comparison: Comparison,
+    candidate: Candidate,
+    episode: Episode,
+    name: str,
+    stage: Stage,
+    directory: Path,
+    watcher: Watcher,
+) -> tuple[Played, HostFacts]:
+    """One run, and how far what it answered is from the references."""
+    with ExitStack() as files:
+        later = files.enter_context(LogitsFile(directory)) if stage.disturbed_by_work else None
+        divergences = Divergences(episode.references, later=later)
+        try:
+            played, facts = await stage.play(comparison, candidate, episode, name, watcher, logits=divergences.hear)
+        finally:
+            watcher.end()
+        if divergences.waiting:
+            watcher.say(f"comparing what {divergences.waiting} requests ended in with their references")
+            await stage.aside(partial(divergences.settle, interrupted=watcher.interrupted.is_set))
+        played.kl = divergences.found
+        played.complaints += divergences.complaints
+        return played, facts
 
 
 def new_directory(results: Path, scenario: str) -> Path:

@@ -19,6 +19,7 @@ from agents.codec import wire_bytes
 from agents.models.model import Model
 from agents.protocol import Collected, Command, Message, Ready, Refused, Report, State
 from orchestration.comparison import Candidate, Comparison, Episode
+from orchestration.divergences import Hear, ignored
 from orchestration.errors import FleetError
 from orchestration.manifest import HostFacts
 from orchestration.player import Played, Player
@@ -82,6 +83,8 @@ class SimulatedFleet:
                 twin=model.twin,
                 profile=model.profile,
                 calibration=model.calibration,
+                facts=model.facts,
+                exits=model.exits,
                 report=self._hear,
                 rss_bytes=lambda: 0,
                 stop=lambda: None,
@@ -176,7 +179,14 @@ class Simulation:
         return f"{duration_s:g} s of virtual time"
 
     async def play(
-        self, comparison: Comparison, candidate: Candidate, episode: Episode, name: str, watcher: Watcher
+        self,
+        comparison: Comparison,
+        candidate: Candidate,
+        episode: Episode,
+        name: str,
+        watcher: Watcher,
+        *,
+        logits: Hear = ignored,
     ) -> tuple[Played, HostFacts]:
         """One run."""
         started_at, started_s = datetime.now(tz=UTC), time.monotonic()
@@ -197,10 +207,15 @@ class Simulation:
             interrupted=watcher.interrupted,
             # Now, while a model that remembers still has the request's arithmetic at hand.
             ended=episode.references.get,
+            logits=logits,
         )
         try:
             await player.configure(
-                run_id=name, framework=candidate.name, cluster=comparison.cluster, placement=candidate.placement
+                run_id=name,
+                framework=candidate.name,
+                cluster=comparison.cluster,
+                placement=candidate.placement,
+                known_logits=episode.references.known_logits(),
             )
             shaping = fleet.network.shaping()
             player.start(origin_s=0.0)

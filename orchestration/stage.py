@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from orchestration.comparison import Candidate, Comparison, Episode
+from orchestration.divergences import Hear, ignored
 from orchestration.manifest import HostFacts
 from orchestration.player import Played
 
@@ -57,7 +58,14 @@ class Stage(Protocol):
         ...
 
     async def play(
-        self, comparison: Comparison, candidate: Candidate, episode: Episode, name: str, watcher: Watcher
+        self,
+        comparison: Comparison,
+        candidate: Candidate,
+        episode: Episode,
+        name: str,
+        watcher: Watcher,
+        *,
+        logits: Hear = ignored,
     ) -> tuple[Played, HostFacts]:
-        """One run, with links as in the file at its beginning."""
+        """One run, with links as in the file at its beginning; ``logits`` takes those that agents send."""
         ...

@@ -67,6 +67,19 @@ class ServerFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSlowdown:
+    """From ``at_s`` on the server's device takes ``factor`` times as long for everything; 1 is its data sheet again."""
+
+    at_s: float
+    server: str
+    factor: float
+
+    def __str__(self) -> str:
+        """``s3 4x slower``: as figures and logs name it."""
+        return f"{self.server} {self.factor:g}x slower" if self.factor != 1 else f"{self.server} at full speed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What a scenario is built for."""
 
@@ -91,9 +104,13 @@ class Scenario:
     requests: tuple[Request, ...]
     changes: tuple[LinkChange, ...] = ()
     failures: tuple[ServerFailure, ...] = ()
+    slowdowns: tuple[ServerSlowdown, ...] = ()
     slo_s: float = 0.300  # HetRoute's latency objective
     deadline_s: float = 20.0  # a request without an answer by then has failed
     quality_budget: float = 0.02  # relative NLL increase, HetRoute's default
+    temperature: float = 0.0  # of requests that generate; 0 takes the likeliest token, always
+    top_p: float = 1.0  # they draw among the likeliest tokens that together reach this probability
+    sampling_seed: int = 0
 
 
 def render(scenario: Scenario, *, first: int = 10) -> str:
@@ -111,7 +128,8 @@ def render(scenario: Scenario, *, first: int = 10) -> str:
         )
     if len(scenario.requests) > first:
         lines.append(f"  ... {len(scenario.requests) - first} more requests")
-    happenings: list[LinkChange | ServerFailure] = [*scenario.changes, *scenario.failures]
+    happenings: list[LinkChange | ServerFailure | ServerSlowdown]
+    happenings = [*scenario.changes, *scenario.failures, *scenario.slowdowns]
     happenings.sort(key=lambda each: each.at_s)
     lines.extend(f"  {happening.at_s:9.3f} s  {happening}" for happening in happenings)
     return "\n".join(lines)

@@ -69,9 +69,7 @@ def calibrate(heads: ExitHeads, *, risk: float, failure: float) -> ExitGate:
     A risk of 0 allows none.
     """
     if not (0.0 <= risk < 1.0 and 0.0 < failure < 1.0):
-        raise FrameworkError(
-            f"risk {risk} and failure {failure} must be at least 0 and below 1, and failure not 0"
-        )
+        raise FrameworkError(f"risk {risk} and failure {failure} must be at least 0 and below 1, and failure not 0")
     order = np.random.default_rng(SHUFFLE_SEED).permutation(len(heads.domains))
     wrong, domains = heads.wrong[:, order], heads.domains[order]
     known = np.unique(domains)

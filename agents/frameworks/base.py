@@ -19,16 +19,18 @@ The smallest framework is a class with ``name`` and ``plan`` (``BaseFramework`` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 from agents.cluster import Cluster, Server
 from agents.errors import FrameworkError
-from agents.frameworks.cost import dense_s, expert_s
+from agents.frameworks.cost import CostTerms, DeviceTimes
 from agents.frameworks.placements import spread
 from agents.models.calibrate import Calibration
+from agents.models.exits import ExitHeads
+from agents.models.facts import ExpertFacts
 from agents.models.profile import ModelProfile
 from agents.models.quantize import FULL
 from agents.protocol import Placement, Replica, RequestKind
@@ -76,10 +78,16 @@ class Demand:
 class Choice:
     """Which copy computes one expert."""
 
-    expert: int
+    expert: int  # that the gate chose
     server: str
     precision: str = FULL
     fallback: bool = False  # taken because nothing feasible was left
+    substitute: int | None = None  # another expert, which runs in the place of the chosen one
+
+    @property
+    def runs(self) -> int:
+        """The expert whose weights are used."""
+        return self.expert if self.substitute is None else self.substitute
 
     @classmethod
     def of(cls, replica: Replica, *, fallback: bool = False) -> Choice:
@@ -93,6 +101,8 @@ class Plan:
 
     choices: tuple[Choice, ...]  # exactly one for every expert of the demand
     next_server: str  # a(l+1); for the last layer: where logits are computed
+    merged: bool = True  # one message per server; false: one per expert, each with its tokens' states
+    terms: CostTerms | None = None  # what the framework expects of this decision, for the records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +113,8 @@ class Feedback:
     step: int
     layer: int
     duration_s: float
-    wait_s: float
+    wait_s: float  # for other servers, after this one's own experts
+    dense_s: float = 0.0  # the part of ``duration_s`` that lay before the plan
 
 
 class LiveState(Protocol):
@@ -126,6 +137,18 @@ class LiveState(Protocol):
         ...
 
 
+class Health(Protocol):
+    """What else a server knows of the others; without it all is as it was placed and on its data sheet."""
+
+    def slowness(self, server: str) -> float:
+        """How many times longer than on its data sheet a server's device lately took; 1 for a healthy one."""
+        ...
+
+    def cached(self, server: str) -> Collection[tuple[int, int, str]]:
+        """Copies placed in a server's slow memory that are in its fast memory now: (layer, expert, precision)."""
+        ...
+
+
 class View:
     """Everything a framework may look at when it plans: static facts and the live state, from one server."""
 
@@ -138,15 +161,21 @@ class View:
         calibration: Calibration,
         placement: Placement,
         live: LiveState,
+        health: Health | None = None,
+        facts: ExpertFacts | None = None,
     ) -> None:
+        """``facts``: what is known of single experts, of models for which it was measured."""
         self.server = server
         self.cluster = cluster
         self.profile = profile
         self.calibration = calibration
         self.placement = placement
+        self.facts = facts
         self._live = live
+        self._health = health
         self._by_name: dict[str, Server] = {entry.name: entry for entry in cluster.servers}
-        self._expert_s: dict[tuple[str, str, int], float] = {}
+        #: As the data sheets have it.
+        self.nominal = DeviceTimes({entry.name: entry.device for entry in cluster.servers}, profile)
 
     @cached_property
     def _replicas(self) -> Mapping[tuple[int, int], tuple[Replica, ...]]:
@@ -181,6 +210,10 @@ class View:
         """Loads in front of a server's slow -> fast channel."""
         return self._live.load(server)[2]
 
+    def path(self, source: str, target: str) -> tuple[float, float]:
+        """One-way delay (s) and rate (bit/s) between two servers now; no delay and no limit within one."""
+        return (0.0, float("inf")) if source == target else self._live.path(source, target)
+
     def delay_s(self, source: str, target: str) -> float:
         """One-way delay between two servers now; 0 within one."""
         return 0.0 if source == target else self._live.path(source, target)[0]
@@ -192,20 +225,35 @@ class View:
         delay_s, rate_bps = self._live.path(source, target)
         return delay_s + BITS_PER_BYTE * size_bytes / rate_bps
 
+    def slowness(self, server: str) -> float:
+        """How many times longer than on its data sheet a server's device lately took, as far as is known here."""
+        return 1.0 if self._health is None else self._health.slowness(server)
+
+    def call_s(self, server: str, precision: str, tokens: int) -> float:
+        """Time of one expert as a part of a batch, on a server's idle device; ``launch_s`` comes once per batch."""
+        return self.slowness(server) * self.nominal.call_s(server, precision, tokens)
+
+    def launch_s(self, server: str) -> float:
+        """Overhead of one batch of experts: all that one message has for one server."""
+        return self.slowness(server) * self.nominal.launch_s(server)
+
     def expert_s(self, server: str, precision: str, tokens: int) -> float:
-        """Time of one expert call on a server's idle device."""
-        key = (server, precision, tokens)
-        if key not in self._expert_s:
-            self._expert_s[key] = expert_s(self._by_name[server].device, self.profile, precision, tokens)
-        return self._expert_s[key]
+        """Time of one expert alone on a server's idle device, with the launch."""
+        return self.call_s(server, precision, tokens) + self.launch_s(server)
 
     def dense_s(self, server: str, tokens: int) -> float:
         """Time of one layer's dense part (attention, gate, norms) on a server's idle device."""
-        return dense_s(self._by_name[server].device, self.profile, tokens)
+        return self.slowness(server) * self.nominal.dense_s(server, tokens)
+
+    def cached(self, replica: Replica) -> bool:
+        """Whether a copy that was placed in slow memory is in fast memory now, as far as is known here."""
+        if self._health is None:
+            return False
+        return (replica.layer, replica.expert, replica.precision) in self._health.cached(replica.server)
 
     def load_s(self, replica: Replica) -> float:
-        """Time to bring a copy into fast memory, without queueing; 0 if it is placed there."""
-        if replica.fast:
+        """Time to bring a copy into fast memory, without queueing; 0 if it is there."""
+        if replica.fast or self.cached(replica):
             return 0.0
         size_bytes = self.profile.expert_bytes[replica.precision]
         return size_bytes / self._by_name[replica.server].device.load_bytes_per_s
@@ -214,11 +262,29 @@ class View:
         """Relative NLL increase when the whole layer's experts run in this precision (measured, never below 0)."""
         return self.calibration.quality_loss(layer, precision)
 
+    def substitution_loss(self, layer: int, expert: int, substitute: int) -> float:
+        """Relative NLL increase per gate weight when another expert runs in the place of one; infinite if unknown."""
+        if self.facts is None:
+            return float("inf")
+        return self.facts.substitution_loss(layer, expert, substitute)
+
+    def loss(self, layer: int, choice: Choice) -> float:
+        """What a choice costs per gate weight: its precision, and what it runs instead.  The ledger's figure."""
+        loss = self.quality_loss(layer, choice.precision)
+        if choice.substitute is not None and choice.substitute != choice.expert:
+            loss += self.substitution_loss(layer, choice.expert, choice.substitute)
+        return loss
+
 
 class Framework(Protocol):
     """A framework: placement, planning, and optional learning."""
 
     name: str
+    keeps_budget: bool  # promises never to spend more than the quality budget; its passes fail if it does
+
+    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None) -> None:
+        """What else is known of the model, where it was measured; told before ``place``."""
+        ...
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """Decide offline which copies live where (runs once, in the orchestrator).  FrameworkError if nothing fits."""
@@ -240,15 +306,25 @@ class Framework(Protocol):
         """Learn what a gathered layer took."""
         ...
 
+    def refresh(self, view: View) -> None:
+        """Take in what has changed: called once per round of gossip, outside of any request."""
+        ...
+
 
 class BaseFramework:
     """Defaults: popular experts spread over all servers, everything gathered at home, nothing learned."""
 
     name = "base"
+    keeps_budget = False
+    #: Takes a line of text now and then while ``place`` is at work; the caller may put its own in.
+    progress: Callable[[str], None] = staticmethod(lambda text: None)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         if options:
             raise FrameworkError(f"framework {self.name} has no option {sorted(options)[0]!r}")
+
+    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None) -> None:
+        """Nothing that this placement needs."""
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """Full-precision copies spread by free fast memory, popular experts twice (``placements.spread``)."""
@@ -267,6 +343,9 @@ class BaseFramework:
 
     def observe(self, feedback: Feedback) -> None:
         """Nothing to learn."""
+
+    def refresh(self, view: View) -> None:
+        """Nothing to take in."""
 
 
 def next_server(demand: Demand, preferred: str) -> str:

@@ -2,7 +2,7 @@ r"""What an average request asks of a layer: the demand that placements are plan
 
 p_le = min(1, k u_le)                 share of tokens that expert e of layer l is chosen for                      (1)
 q_le = 1 - (1 - p_le)^n               probability that at least one of n tokens chooses it                        (2)
-t_ld = T_dense(d, n) + sum_e q_le T_cmp(d, e, n p_le / q_le)      time of a whole layer on server d               (3)
+t_ld = T_dense(d, n) + c_d + sum_e q_le T_cmp(d, e, n p_le / q_le)    time of a whole layer on server d           (3)
 
 u_le  usage of the expert in the calibration text, as a share of its layer       k  experts per token
 """
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.cluster import Cluster
-from agents.frameworks.cost import dense_s, expert_s
+from agents.frameworks.cost import call_s, dense_s
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 
@@ -33,10 +33,14 @@ class Expected:
         self.dense_s: Floats = np.array(
             [dense_s(s.device, profile, self.tokens) for s in cluster.servers]
         )  # (servers,)
+        self.launch_s: Floats = np.array([server.device.launch_s for server in cluster.servers])  # (servers,)
         self._expert_s: dict[str, Floats] = {}
 
     def expert_s(self, precision: str) -> Floats:
-        """Expected device time per request of every expert on every server (layers, experts, servers)."""
+        """Expected device time per request of every expert on every server, without the launch of its batch.
+
+        (layers, experts, servers)
+        """
         if precision not in self._expert_s:
             time_s = np.zeros((self._profile.layers, self._profile.experts, len(self._cluster.servers)))
             for layer, expert in np.ndindex(time_s.shape[:2]):
@@ -45,13 +49,13 @@ class Expected:
                     continue
                 tokens = max(1, round(self.tokens * float(self.token_share[layer, expert]) / called))
                 for position, server in enumerate(self._cluster.servers):
-                    time_s[layer, expert, position] = called * expert_s(server.device, self._profile, precision, tokens)
+                    time_s[layer, expert, position] = called * call_s(server.device, self._profile, precision, tokens)
             self._expert_s[precision] = time_s
         return self._expert_s[precision]
 
     def layer_s(self, precision: str) -> Floats:
         """Equation (3), (servers, layers)."""
-        time_s: Floats = self.expert_s(precision).sum(axis=1).T + self.dense_s[:, None]
+        time_s: Floats = self.expert_s(precision).sum(axis=1).T + (self.dense_s + self.launch_s)[:, None]
         return time_s
 
     def layer_load_s(self, precision: str) -> Floats:

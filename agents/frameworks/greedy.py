@@ -23,11 +23,13 @@ class Greedy(BaseFramework):
         def cost(entry: ExpertDemand, replica: Replica) -> tuple[float, str]:
             here, there = view.server, replica.server
             state_bytes = entry.tokens * view.profile.hidden_bytes
-            load_s = 0.0 if replica.fast else view.load_backlog_s(there) + view.load_s(replica)
+            load_s = view.load_s(replica)
+            if load_s:
+                load_s += view.load_backlog_s(there)
             total_s = (
                 view.transfer_s(here, there, state_bytes)
                 + max(view.backlog_s(there), load_s)
-                + view.expert_s(there, replica.precision, entry.tokens)
+                + view.expert_s(there, replica.precision, entry.tokens)  # alone: with a launch of its own
                 + view.transfer_s(there, here, state_bytes)
             )
             return total_s, there

@@ -2,35 +2,40 @@ r"""Routing whole expert sets over unequal servers.  HetRoute, arXiv 2608.00577 
 
     T_tx   = bytes / B_sd + delay_sd            there and back; a token's state goes to a server once
     T_load = [slow] size(e, p) / B_load(d)
-    T_cmp  = backlog_d + roofline (``agents.frameworks.cost``)
+    T_cmp  = backlog_d + launch + roofline (``agents.frameworks.cost``)
     cost   = max over servers of the team + λ sum_e g_e loss(e, p) + V        (``hetroute_search``, (2))
 
-Offline: ``hetroute_placement``..  Online, per layer: copies that are alive, whose device is not over the stability
+Offline: ``hetroute_placement``.  Online, per layer: copies that are alive, whose device is not over the stability
 limit, and that the quality budget allows; the cheapest team of them and the next aggregation server, with V of
-``hetroute_outlook`` as look-ahead. Where nothing is left, the full-precision copies with the load limit relaxed;
-the quality budget never is.
+``hetroute_outlook`` as look-ahead.  An expert without any such copy is replaced by the substitutes that the budget
+allows.  Where that leaves nothing either, the full-precision copies with the load limit relaxed; the quality budget
+never is.
 
     allowance_l = (budget - spent) · loss_l / sum_{k >= l} loss_k        what layer l may spend
 
-Ours: look-ahead to the end of the request (``look_ahead="layer"`` is the paper's), entry at the cheapest server
+Ours: look-ahead to the end of the request (``look_ahead: layer`` is the paper's), entry at the cheapest server
 instead of at home, rationing of the budget over layers, and slow beliefs about distant queues
 (``hetroute_beliefs``); the backlog of the moment counts only for this server's own device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from agents.cluster import Cluster
 from agents.errors import FrameworkError
-from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, Feedback, Plan, View
+from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, ExpertDemand, Feedback, Plan, View
+from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Floats
 from agents.frameworks.hetroute_beliefs import Beliefs
+from agents.frameworks.hetroute_exact import exact
 from agents.frameworks.hetroute_placement import place
-from agents.frameworks.hetroute_search import CostTerms, Need, Option, Search, Team
+from agents.frameworks.hetroute_rehearsal import rehearsed
+from agents.frameworks.hetroute_search import Need, Option, Search, Team
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.protocol import FULL, Placement, Replica
@@ -47,12 +52,11 @@ RISK_S = 0.003
 LOSS_PRICE_S = 2.0
 #: Seconds that a gigabyte on links is worth: a layer of 37 tokens sent away and back costs 0.6 ms.
 PRICE_S_PER_GB = 1.0
-#: Bounds and inertia of the weight that measured layers put on predicted remote time.
-LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
-FEEDBACK_SMOOTHING = 0.05
 REMEMBERED_PREDICTIONS = 1024
 #: Next aggregation servers that are tried per layer.
 FOLLOWING = 3
+#: Copies of substitutes that are considered for one expert, the least lossy first.
+SUBSTITUTES = 4
 LOOK_AHEADS = ("request", "layer", "none")
 
 #: The placement's sets of servers are 64-bit integers.
@@ -62,20 +66,33 @@ MOST_SERVERS = 62
 class HetRoute(BaseFramework):
     """Set-level routing with look-ahead, precision and residency.
 
-    Options: ``precisions`` (lower ones that copies may have), ``set_level`` (false: each expert for itself),
-    ``look_ahead`` (request, layer or none), ``residency`` (false: as the pipelines left it), and ``price_s_per_gb``,
-    ``loss_price_s``, ``detour_s``, ``risk_s``, ``backlog_limit_s`` as the constants above.
+    Ablations: ``set_level: false`` (each expert for itself), ``residency: false`` (fast memory as the pipelines left
+    it), ``precision_aware: false`` (full precision only), ``redundancy`` (no more copies than this, though the setting
+    may allow them; 1 is one copy of each expert), ``look_ahead`` (request, layer or none), ``merge: false`` (a message
+    per expert), ``rehearse: false`` (selection by the fluid model instead of the simulated router).  Others:
+    ``precisions`` (lower ones that copies may have), ``substitutes: false``, ``exact`` (the optimum by enumeration,
+    slow), and ``price_s_per_gb``, ``loss_price_s``, ``detour_s``, ``risk_s``, ``backlog_limit_s`` as the constants
+    above.
     """
 
     name = "hetroute"
+    keeps_budget = True
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        rest = dict(options or {})
+        self._options = dict(options or {})
+        rest = dict(self._options)
         precisions = rest.pop("precisions", ("int8", "int4"))
         self.precisions: tuple[str, ...] = (precisions,) if isinstance(precisions, str) else tuple(precisions)
+        if not rest.pop("precision_aware", True):
+            self.precisions = ()
         self.set_level = bool(rest.pop("set_level", True))
         self.look_ahead = str(rest.pop("look_ahead", "request"))
         self.residency = bool(rest.pop("residency", True))
+        self.merge = bool(rest.pop("merge", True))
+        self.rehearse = bool(rest.pop("rehearse", True))
+        self.exact = bool(rest.pop("exact", False))
+        self.substitutes = bool(rest.pop("substitutes", True))
+        self.redundancy = float(rest.pop("redundancy", float("inf")))
         self.price_s_per_byte = float(rest.pop("price_s_per_gb", PRICE_S_PER_GB)) / 1e9
         self.loss_price_s = float(rest.pop("loss_price_s", LOSS_PRICE_S))
         self.detour_s = float(rest.pop("detour_s", DETOUR_S))
@@ -85,7 +102,8 @@ class HetRoute(BaseFramework):
         if self.look_ahead not in LOOK_AHEADS:
             raise FrameworkError(f"hetroute's look_ahead is one of {', '.join(LOOK_AHEADS)}, not {self.look_ahead!r}")
         self.terms: CostTerms | None = None  # of the latest plan
-        self._predicted: dict[tuple[int, int, int], float] = {}
+        self.latest: Search | None = None  # the problem that the latest plan solved
+        self._predicted: dict[tuple[int, int, int], CostTerms] = {}
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """See ``hetroute_placement``.  FrameworkError for more servers than its tables are made for."""
@@ -99,6 +117,8 @@ class HetRoute(BaseFramework):
                 raise FrameworkError(
                     f"hetroute cannot use precision {precision!r}; {profile.name} has {', '.join(profile.expert_bytes)}"
                 )
+        if self.redundancy < cluster.redundancy:
+            cluster = msgspec.structs.replace(cluster, redundancy=self.redundancy)
         return place(
             cluster,
             profile,
@@ -106,7 +126,10 @@ class HetRoute(BaseFramework):
             precisions=[precision for precision in self.precisions if precision != FULL],
             price_s_per_byte=self.price_s_per_byte,
             penalty_s=self._penalties(profile, calibration),
+            loss_price_s=self.loss_price_s,
             residency=self.residency,
+            rehearse=rehearsed(lambda: type(self)(self._options)) if self.rehearse else None,
+            progress=self.progress,
         )
 
     def begin(self, view: View) -> None:
@@ -115,24 +138,30 @@ class HetRoute(BaseFramework):
         self._names = view.cluster.names
         self._here = self._position[view.server]
         self._state_bytes = view.profile.hidden_bytes
-        self._copies: dict[tuple[int, int], list[tuple[Replica, int, float, float]]] = {}
+        self._copies: dict[tuple[int, int], list[tuple[Replica, int, float]]] = {}
         for replica in sorted(view.placement.replicas):
             loss = view.quality_loss(replica.layer, replica.precision)
             self._copies.setdefault((replica.layer, replica.expert), []).append(
-                (replica, self._position[replica.server], view.load_s(replica), loss)
+                (replica, self._position[replica.server], loss)
             )
         used = {replica.precision for replica in view.placement.replicas}
         layers = range(view.profile.layers)
         self._lossiest = [max((view.quality_loss(layer, name) for name in used), default=0.0) for layer in layers]
         self._loss_left = [sum(self._lossiest[layer:]) for layer in layers]
-        self._compute_s: dict[tuple[int, str], list[float]] = {}
+        self._options_of: dict[tuple[int, int, int], tuple[Option, ...]] = {}
+        self._epoch = -1
         self._beliefs = Beliefs(
             view,
             price_s_per_byte=self.price_s_per_byte,
             penalty_s=self._penalties(view.profile, view.calibration),
             detour_s=self.detour_s,
             one_layer=self.look_ahead == "layer",
+            risk_s=self.risk_s,
         )
+        self._beliefs.refresh(view)
+
+    def refresh(self, view: View) -> None:
+        """Take in gossip and links."""
         self._beliefs.refresh(view)
 
     def enter(self, arrival: Arrival, view: View) -> str:
@@ -145,37 +174,47 @@ class HetRoute(BaseFramework):
     def plan(self, demand: Demand, view: View) -> Plan:
         """The cheapest team and next aggregation server; see ``hetroute_search``."""
         self._beliefs.refresh(view)
+        if self._epoch != self._beliefs.epoch:
+            self._epoch = self._beliefs.epoch
+            self._options_of.clear()
+            self._busy = [wait_s > self.backlog_limit_s for wait_s in self._beliefs.wait_s]
+            self._healthy = all(self._beliefs.alive) and not any(self._busy)
         allowance = self._allowance(demand)
-        limited, relaxed = self._needs(demand, view)
-        team = None
-        for needs in (limited, relaxed):
-            search = self._search(demand, view, allowance, needs)
-            team = self._choose(search) if all(need.options for need in needs) else None
-            if team is not None:
-                break
-        if team is None:
+        own_s = view.backlog_s(view.server)
+        self._busy[self._here] = own_s > self.backlog_limit_s
+        team, search, limited = None, None, None
+        for needs in self._ladder(demand, view):
+            limited = limited or needs
+            if all(need.options for need in needs):
+                search = self._search(demand, own_s, allowance, needs)
+                team = self._choose(search)
+                if team is not None:
+                    break
+        if team is None or search is None or limited is None:
             raise FrameworkError(
                 f"hetroute has no copy of an expert of layer {demand.layer} that is alive and within the quality budget"
             )
-        self.terms = search.terms(team)
+        self.latest, self.terms = search, search.terms(team)
         self._predict(demand, team)
         choices = tuple(
-            Choice(
-                expert=need.expert,
-                server=self._names[option.server],
-                precision=option.precision,
-                fallback=option not in need.options,
-            )
-            for need, option in zip(limited, team.options, strict=True)
+            [
+                Choice(
+                    expert=need.expert,
+                    server=self._names[option.server],
+                    precision=option.precision,
+                    fallback=option.substitute < 0 and option not in need.options,
+                    substitute=option.substitute if option.substitute >= 0 else None,
+                )
+                for need, option in zip(limited, team.options, strict=True)
+            ]
         )
-        return Plan(choices=choices, next_server=self._names[team.following])
+        return Plan(choices=choices, next_server=self._names[team.following], merged=self.merge, terms=self.terms)
 
     def observe(self, feedback: Feedback) -> None:
-        """Weigh predictions of remote time by what layers lately took against what was predicted."""
-        predicted_s = self._predicted.pop((feedback.request, feedback.step, feedback.layer), 0.0)
-        if predicted_s > 0:
-            ratio = min(MOST_WEIGHT, max(LEAST_WEIGHT, feedback.wait_s / predicted_s))
-            self._beliefs.weight += FEEDBACK_SMOOTHING * (ratio - self._beliefs.weight)
+        """Weigh the terms of the cost by what layers lately took against what was predicted."""
+        predicted = self._predicted.pop((feedback.request, feedback.step, feedback.layer), None)
+        if predicted is not None:
+            self._beliefs.learn(feedback.duration_s - feedback.dense_s, predicted)
 
     # --- one layer --------------------------------------------------------------------------------------------------
 
@@ -185,60 +224,97 @@ class HetRoute(BaseFramework):
         # Everything fits: no rationing.  Otherwise this layer's share by what it could lose.
         return left if rest <= left else left * self._lossiest[demand.layer] / rest
 
-    def _needs(self, demand: Demand, view: View) -> tuple[list[Need], list[Need]]:
-        """Every expert with the copies that may be used, and with those that may be used where that leaves nothing."""
-        limited, relaxed = [], []
-        wait_s, alive = self._beliefs.wait_s, self._beliefs.alive
-        here_s = view.backlog_s(view.server)
-        for entry in demand.experts:
-            within, every, full = [], [], []
-            for replica, position, load_s, loss in self._copies.get((demand.layer, entry.expert), ()):
-                if alive[position]:
-                    compute_s = self._expert_s(view, position, replica.precision, entry.tokens)
-                    option = Option(position, replica.precision, compute_s, load_s, entry.gate_share * loss)
-                    every.append(option)
-                    if replica.precision == FULL:
-                        full.append(option)
-                    if (here_s if position == self._here else wait_s[position]) <= self.backlog_limit_s:
-                        within.append(option)
-            limited.append(Need(entry.expert, entry.rows, tuple(within)))
+    def _ladder(self, demand: Demand, view: View) -> Iterator[list[Need]]:
+        """The experts with their copies: feasible ones; with substitutes; with the load limit relaxed."""
+        layer = demand.layer
+        every = [
+            Need(entry.expert, entry.rows, entry.gate_share, self._every_option(view, layer, entry))
+            for entry in demand.experts
+        ]
+        if self._healthy and not self._busy[self._here]:
+            yield every
+            limited = every
+        else:
+            limited = [need._replace(options=self._stable(need.options)) for need in every]
+            yield limited
+        if self.substitutes and view.facts is not None:
+            yield [
+                need if need.options else need._replace(options=self._substitutes(view, layer, entry))
+                for need, entry in zip(limited, demand.experts, strict=True)
+            ]
+        relaxed = []
+        for need, whole in zip(limited, every, strict=True):
+            living = tuple(option for option in whole.options if self._beliefs.alive[option.server])
+            full = tuple(option for option in living if option.precision == FULL)
             # The guarantee with the load limit relaxed; whatever lives where not even that is left.
-            relaxed.append(Need(entry.expert, entry.rows, tuple(dict.fromkeys([*within, *(full or every)]))))
-        return limited, relaxed
+            relaxed.append(need._replace(options=tuple(dict.fromkeys([*need.options, *(full or living)]))))
+        yield relaxed
 
-    def _search(self, demand: Demand, view: View, allowance: float, needs: list[Need]) -> Search:
+    def _every_option(self, view: View, layer: int, entry: ExpertDemand) -> tuple[Option, ...]:
+        key = (layer, entry.expert, entry.tokens)
+        known = self._options_of.get(key)
+        if known is None:
+            known = self._options_of[key] = self._made(view, layer, entry.expert, entry.tokens)
+        return known
+
+    def _made(self, view: View, layer: int, expert: int, tokens: int) -> tuple[Option, ...]:
+        """All copies of an expert, priced by the latest beliefs."""
+        _, loading, computation = self._beliefs.weights
+        return tuple(
+            Option(
+                position,
+                replica.precision,
+                computation
+                * self._beliefs.slowness[position]
+                * view.nominal.call_s(replica.server, replica.precision, tokens),
+                loading * view.load_s(replica),
+                loss,
+            )
+            for replica, position, loss in self._copies.get((layer, expert), ())
+        )
+
+    def _stable(self, options: tuple[Option, ...]) -> tuple[Option, ...]:
+        alive, busy = self._beliefs.alive, self._busy
+        return tuple([option for option in options if alive[option.server] and not busy[option.server]])
+
+    def _substitutes(self, view: View, layer: int, entry: ExpertDemand) -> tuple[Option, ...]:
+        """Copies of other experts on stable servers, the least lossy first."""
+        found = []
+        for other in range(view.profile.experts):
+            if other != entry.expert:
+                rate = view.substitution_loss(layer, entry.expert, other)
+                found += [
+                    option._replace(rate=option.rate + rate, substitute=other)
+                    for option in self._stable(self._made(view, layer, other, entry.tokens))
+                ]
+        found.sort(key=lambda option: (option.rate, option.compute_s))
+        return tuple(found[:SUBSTITUTES])
+
+    def _search(self, demand: Demand, own_s: float, allowance: float, needs: list[Need]) -> Search:
         beliefs = self._beliefs
-        wait_s = [wait_s + self.risk_s for wait_s in beliefs.wait_s]
-        wait_s[self._here] = view.backlog_s(view.server)
+        queue_s = list(beliefs.queue_s)
+        queue_s[self._here] = beliefs.weights[2] * own_s
         return Search(
             here=self._here,
             needs=needs,
             tokens=demand.tokens,
-            state_bytes=self._state_bytes,
-            wait_s=wait_s,
+            ways=[beliefs.way(following, ahead_s) for following, ahead_s in self._ahead(demand)],
+            queue_s=queue_s,
+            launch_s=beliefs.launch_s,
             load_wait_s=beliefs.load_wait_s,
-            delay_s=beliefs.delay_s,
-            s_per_byte=beliefs.s_per_byte,
-            ahead=self._ahead(demand),
-            price_s_per_byte=self.price_s_per_byte,
             loss_price_s=self.loss_price_s,
             allowance=allowance,
         )
 
     def _choose(self, search: Search) -> Team | None:
         if not search.needs:
-            following, ahead_s = search.ahead[0]
-            return Team(options=(), following=following, cost_s=ahead_s)
+            return Team(options=(), following=search.ways[0].following, cost_s=search.ways[0].ahead_s)
+        if self.exact:
+            return exact(search)
         if self.set_level:
             return search.best()
         team = search.each_alone()
-        return team if sum(option.loss for option in team.options) <= search.allowance else None
-
-    def _expert_s(self, view: View, position: int, precision: str, tokens: int) -> float:
-        known = self._compute_s.setdefault((position, precision), [])
-        while len(known) <= tokens:
-            known.append(view.expert_s(self._names[position], precision, len(known)))
-        return known[tokens]
+        return team if search.loss(team.options) <= search.allowance else None
 
     def _ahead(self, demand: Demand) -> list[tuple[int, float]]:
         """Next aggregation servers with V, the most promising first."""
@@ -254,7 +330,7 @@ class HetRoute(BaseFramework):
         if team.following == self._here and self.terms is not None:
             if len(self._predicted) >= REMEMBERED_PREDICTIONS:
                 self._predicted.clear()  # whatever was never gathered here
-            self._predicted[demand.request, demand.step, demand.layer] = self.terms.layer_s
+            self._predicted[demand.request, demand.step, demand.layer] = self.terms
 
     def _penalties(self, profile: ModelProfile, calibration: Calibration) -> dict[str, Floats]:
         usable = {FULL, *self.precisions}

@@ -5,10 +5,18 @@ r"""What one server believes of waits and links, and the V that follows.  HetRou
 
     S  device time of a request on d, T  its device time in all: one job of S / layers is there with probability S / T
 
-Gossip is a quarter of a second old, longer than many a request lives..  A server that steers by the newest backlogs
-steers by the past, and all others with it: they leave the busy pipeline together and meet again in the other..  So
+Gossip is a quarter of a second old, longer than many a request lives.  A server that steers by the newest backlogs
+steers by the past, and all others with it: they leave the busy pipeline together and meet again in the other.  So
 (1) is slow, (2) makes a server count what it has just sent itself, and leaving a pipeline in mid-request must gain
 ``detour_s``.
+
+    r  measured / predicted time of a layer that was gathered here,  h_i  share of cost term i in the prediction
+    ω_i  <-  ω_i + α h_i (r ω_i - ω_i) / max_j h_j        weights of transmission, loading, computation          (3)
+
+(3) corrects the terms that made up what was mispredicted: a link that is slower than thought makes distance dearer, a
+device that is busier makes computation dearer.  Weights stay within [1/2, 2].
+
+All of this is made once per round of gossip, outside of any request: ``plan`` only reads it.
 """
 
 from __future__ import annotations
@@ -19,9 +27,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agents.frameworks.base import View
+from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Expected, Floats
 from agents.frameworks.hetroute_outlook import Live, Outlook
+from agents.frameworks.hetroute_search import Way
 from agents.protocol import FULL
+from testbed.topology import BITS_PER_BYTE
 
 #: Emulated seconds between two refreshes of V.
 REFRESH_S = 0.25
@@ -29,8 +40,9 @@ REFRESH_S = 0.25
 WAIT_WEIGHT = 0.1
 #: Added to the wait of a server that does not answer.
 LOST_S = 10.0
-#: Size at which links are asked for their rate.
-UNIT_BYTES = 1_000_000
+#: α, and the bounds of (3).
+TERM_WEIGHT = 0.05
+LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
 
 
 class Beliefs:
@@ -44,7 +56,9 @@ class Beliefs:
         penalty_s: Mapping[str, Floats],
         detour_s: float,
         one_layer: bool,
+        risk_s: float,
     ) -> None:
+        """``risk_s`` is added to the wait of every other server, ``detour_s`` to steps out of a pipeline."""
         cluster = view.cluster
         self.names = cluster.names
         self.layers = view.profile.layers
@@ -70,7 +84,16 @@ class Beliefs:
         self.alive = [True] * len(self.names)
         self._refreshed_s = float("-inf")
         self._sent: deque[tuple[float, Floats]] = deque()
-        self.weight = 1.0  # of remote times, learnt from feedback
+        #: ω of (3): transmission, loading, computation.
+        self.weights = [1.0, 1.0, 1.0]
+        self._here = self._position[view.server]
+        self._state_bytes = view.profile.hidden_bytes
+        self._price_s_per_byte = price_s_per_byte
+        self._risk_s = risk_s
+        self._launch_s = [view.nominal.launch_s(name) for name in self.names]
+        self.slowness = [1.0] * len(self.names)
+        #: Changes whenever what was derived from these beliefs must be made anew.
+        self.epoch = 0
 
     def refresh(self, view: View) -> None:
         """Take in gossip and links (1), at most every ``REFRESH_S`` unless a server went or came."""
@@ -83,15 +106,16 @@ class Beliefs:
             self._wait_s += WAIT_WEIGHT * (gossip_s - self._wait_s)
         self._refreshed_s = now_s
         self.alive = alive
-        self._delay_s = np.array([[view.delay_s(a, b) for b in self.names] for a in self.names])
-        whole_s = np.array([[view.transfer_s(a, b, UNIT_BYTES) for b in self.names] for a in self.names])
-        self._s_per_byte = (whole_s - self._delay_s) / UNIT_BYTES
+        paths = [[view.path(a, b) for b in self.names] for a in self.names]
+        self._delay_s = np.array([[delay_s for delay_s, _ in row] for row in paths])
+        self._s_per_byte = np.array([[BITS_PER_BYTE / rate_bps for _, rate_bps in row] for row in paths])
+        self.slowness = [view.slowness(name) for name in self.names]
         self._load_wait_s = np.array([view.load_backlog_s(name) for name in self.names])
         self._rebuild(now_s)
 
     def first_server(self, home: int, now_s: float) -> int:
         """Where a request of this home should begin, counting what this server lately sent itself (2)."""
-        self._rebuild(now_s)
+        self._believe(now_s)
         value_s, best_s = self._tables(True)
         first = here = int((self._live.delay_s[home] + value_s[0][:, home]).argmin())
         outlook = self._outlooks[True]
@@ -102,8 +126,48 @@ class Beliefs:
         self._sent.append((now_s, work_s))
         return first
 
+    def learn(self, measured_s: float, predicted: CostTerms) -> None:
+        """Take in what a layer took against what was predicted of it (3)."""
+        terms_s = (predicted.transmission_s, predicted.loading_s, predicted.compute_s)
+        total_s, most_s = sum(terms_s), max(terms_s)
+        if total_s <= 0:
+            return
+        ratio = min(MOST_WEIGHT, max(LEAST_WEIGHT, measured_s / total_s))
+        for place, term_s in enumerate(terms_s):
+            weight = self.weights[place]
+            weight += TERM_WEIGHT * (max(term_s, 0.0) / most_s) * (ratio - 1.0) * weight
+            self.weights[place] = min(MOST_WEIGHT, max(LEAST_WEIGHT, weight))
+
+    def way(self, following: int, ahead_s: float) -> Way:
+        """The way to every server and on to ``following``; made once per refresh but for V."""
+        made = self._ways.get(following)
+        if made is None:
+            here = self._here
+            busy_s = [wait_s + launch_s for wait_s, launch_s in zip(self.queue_s, self.launch_s, strict=True)]
+            made = self._ways[following] = Way.of(
+                here=here,
+                following=following,
+                ahead_s=0.0,
+                state_bytes=self._state_bytes,
+                delay_s=self.delay_s,
+                s_per_byte=self.s_per_byte,
+                busy_s=busy_s,
+                price_s_per_byte=self._price_s_per_byte,
+            )
+        return made._replace(ahead_s=ahead_s)
+
     def ahead(self, layer: int, here: int, home: int, *, lossy: bool, most: int) -> list[tuple[int, float]]:
-        """The most promising next aggregation servers, with V and the detour's price, the best first."""
+        """The most promising next aggregation servers, with V and the detour's price, the best first.
+
+        They depend on the refresh, layer and home alone.
+        """
+        key = (layer, home, lossy, most)
+        known = self._aheads.get(key)
+        if known is None:
+            known = self._aheads[key] = self._ahead(layer, here, home, lossy=lossy, most=most)
+        return known
+
+    def _ahead(self, layer: int, here: int, home: int, *, lossy: bool, most: int) -> list[tuple[int, float]]:
         if lossy not in self._lists:
             self._lists[lossy] = self._tables(lossy)[0].transpose(0, 2, 1).tolist()  # (layers + 1, home, a)
         value_s = self._lists[lossy][layer + 1][home]
@@ -117,25 +181,41 @@ class Beliefs:
         return [(a, value_s[a]) for a in living[:most]]
 
     def _rebuild(self, now_s: float) -> None:
+        """What decisions read, from the latest beliefs."""
+        self._believe(now_s)
+        _, loading, computation = self.weights
+        live = self._live
+        self.wait_s: list[float] = live.wait_s.tolist()
+        self.queue_s = [computation * (wait_s + self._risk_s) for wait_s in self.wait_s]
+        self.launch_s = [
+            computation * slowness * launch_s for slowness, launch_s in zip(self.slowness, self._launch_s, strict=True)
+        ]
+        self.load_wait_s: list[float] = (loading * self._load_wait_s).tolist()
+        self.delay_s: list[list[float]] = live.delay_s.tolist()
+        self.s_per_byte: list[list[float]] = live.s_per_byte.tolist()
+        self._move_list = (live.delay_s + live.s_per_byte * self._expected.state_bytes).tolist()
+        self._lists: dict[bool, list[list[list[float]]]] = {}
+        self._ways: dict[int, Way] = {}
+        self._aheads: dict[tuple[int, int, bool, int], list[tuple[int, float]]] = {}
+        self.epoch += 1
+
+    def _believe(self, now_s: float) -> None:
+        """Waits with what was lately sent (2), and the links; V of these is made when first asked for."""
         while self._sent and now_s - self._sent[0][0] > REFRESH_S:
             self._sent.popleft()
         own_s = np.zeros(len(self.names))
         for _, work_s in self._sent:
             own_s += (work_s / self.layers) * (work_s / max(float(work_s.sum()), 1e-9))  # (2)
         lost_s = LOST_S * ~np.array(self.alive)
+        transmission = self.weights[0]
         self._live = Live(
             wait_s=self._wait_s + own_s + lost_s,
             load_wait_s=self._load_wait_s,
-            delay_s=self.weight * self._delay_s,
-            s_per_byte=self.weight * self._s_per_byte,
+            delay_s=transmission * self._delay_s,
+            s_per_byte=transmission * self._s_per_byte,
+            slowness=np.array(self.slowness),
         )
-        self.wait_s: Sequence[float] = self._live.wait_s.tolist()
-        self.load_wait_s: Sequence[float] = self._load_wait_s.tolist()
-        self.delay_s: Sequence[Sequence[float]] = self._live.delay_s.tolist()
-        self.s_per_byte: Sequence[Sequence[float]] = self._live.s_per_byte.tolist()
-        self._move_list = (self._live.delay_s + self._live.s_per_byte * self._expected.state_bytes).tolist()
         self._cached: dict[bool, tuple[Floats, Floats]] = {}
-        self._lists: dict[bool, list[list[list[float]]]] = {}
 
     def _tables(self, lossy: bool) -> tuple[Floats, Floats]:
         """V and the best transitions, made when first asked for."""

@@ -6,11 +6,12 @@ r"""What the rest of a request will cost, by layer and aggregation server.  HetR
 
     t           a team of copies for layer l
     x(a, d, n)  time to move the states of n tokens from a to d; 0 if a = d       w_d   wait in front of device d
-    work_td     expected time of layer l's experts that team t runs on d          h     home server of the request
+    work_td     expected time of layer l's experts that team t runs on d, with one launch of the batch
+    h           home server of the request
 
 A team says which copy computes which expert: every server that holds the whole layer is a team of its own, and for
-every a one more team takes for each expert the copy that is nearest in time..  The paper looks one layer ahead; a
-link of 20 ms costs more than any layer, so looking to the end decides whether a request crosses it at all..  All of
+every a one more team takes for each expert the copy that is nearest in time.  The paper looks one layer ahead; a
+link of 20 ms costs more than any layer, so looking to the end decides whether a request crosses it at all.  All of
 (3) is one array operation over (layers, a, d, a'), and (1) one small one per layer, so live waits and links can be
 put in anew several times a second.
 
@@ -48,6 +49,7 @@ class Live:
     load_wait_s: Floats  # (servers,)
     delay_s: Floats  # (servers, servers), zero diagonal
     s_per_byte: Floats  # (servers, servers), zero diagonal
+    slowness: Floats | None = None  # (servers,): how many times longer devices take; None: as on their data sheets
 
 
 def nominal(cluster: Cluster) -> Live:
@@ -92,7 +94,9 @@ class Outlook:
         self.best: dict[tuple[int, int, int], Replica] = {}
         for replica in replicas:
             self._offer(replica, cluster.index(replica.server), cluster, profile, expected, penalty_s)
-        self.work_s: Floats = np.minimum(self.copy_s.sum(axis=1), NEVER_S)  # (layers, servers): single-server teams
+        self.launch_s = expected.launch_s
+        #: Of single-server teams (layers, servers).
+        self.work_s: Floats = np.minimum(self.copy_s.sum(axis=1) + self.launch_s, NEVER_S)
         self._load_s: Floats = self.copy_load_s.sum(axis=1)
         self.whole = self.work_s < NEVER_S
         self._nearest_teams(expected, idle)
@@ -129,7 +133,8 @@ class Outlook:
         taken = answer_s.argmin(axis=3)  # (layers, experts, a)
         member = taken[..., None] == np.arange(servers)  # (layers, experts, a, d)
         self.taken = taken
-        self._team_work_s: Floats = (member * self.copy_s[:, :, None, :]).sum(axis=1)  # (layers, a, d)
+        spared = np.where(member, (1.0 - expected.called)[:, :, None, None], 1.0).prod(axis=1)  # (layers, a, d)
+        self._team_work_s: Floats = (member * self.copy_s[:, :, None, :]).sum(axis=1) + (1.0 - spared) * self.launch_s
         self._team_load_s: Floats = (member * self.copy_load_s[:, :, None, :]).sum(axis=1)
         untouched = np.where(member, (1.0 - expected.token_share)[:, :, None, None], 1.0).prod(axis=1)
         self._team_bytes: Floats = (1.0 - untouched) * self._state_bytes  # (layers, a, d)
@@ -142,7 +147,7 @@ class Outlook:
         state_bytes, here = self._state_bytes, np.arange(self.servers)
         move_s = live.delay_s + state_bytes * (live.s_per_byte + self._price_s_per_byte * (live.delay_s > 0))
         wait_s = live.wait_s + np.where(self._load_s > 0, self._load_s + live.load_wait_s, 0.0)  # (layers, d)
-        core_s: Floats = np.minimum(self.work_s + wait_s, NEVER_S)  # (layers, d)
+        core_s: Floats = np.minimum(_slower(self.work_s, live) + wait_s, NEVER_S)  # (layers, d)
         # (layers, a, d, a'): to d, through it, on to a'.
         single_s = move_s[None, :, :, None] + core_s[:, None, :, None] + move_s[None, None, :, :]
         # Experts elsewhere: the residual stream moves on its own, which costs traffic only.
@@ -167,7 +172,9 @@ class Outlook:
         used, size_bytes = self._team_used[rows], self._team_bytes[rows]
         load_s = self._team_load_s[rows]
         wait_s = live.wait_s + np.where(load_s > 0, load_s + live.load_wait_s, 0.0)
-        there_s = live.delay_s + size_bytes * live.s_per_byte + wait_s + self._team_work_s[rows]  # (rows, a, d)
+        there_s = (
+            live.delay_s + size_bytes * live.s_per_byte + wait_s + _slower(self._team_work_s[rows], live)
+        )  # (rows, a, d)
         back_s = live.delay_s[None, None] + size_bytes[..., None] * live.s_per_byte[None, None]  # (rows, a, d, a')
         away = live.delay_s > 0
         part_s = np.where(used[..., None], there_s[..., None] + back_s, 0.0)
@@ -181,8 +188,8 @@ class Outlook:
     def values(self, live: Live, best_s: Floats) -> Floats:
         """V of (1) and (2), (layers + 1, a, home)."""
         value_s = np.empty((self.layers + 1, self.servers, self.servers))
-        value_s[self.layers] = (live.wait_s + self.head_s)[:, None] + live.delay_s
-        base_s = (live.wait_s + self.dense_s)[:, None]
+        value_s[self.layers] = (live.wait_s + _slower(self.head_s, live))[:, None] + live.delay_s
+        base_s = (live.wait_s + _slower(self.dense_s, live))[:, None]
         for layer in range(self.layers - 1, -1, -1):
             value_s[layer] = base_s + (best_s[layer][:, :, None] + value_s[layer + 1][None]).min(axis=1)
         return value_s
@@ -190,9 +197,14 @@ class Outlook:
     def next_layer_s(self, live: Live, best_s: Floats) -> Floats:
         """V of (1) cut off after one layer, the paper's look-ahead (layers + 1, a, home)."""
         value_s = np.empty((self.layers + 1, self.servers, self.servers))
-        value_s[self.layers] = (live.wait_s + self.head_s)[:, None] + live.delay_s
-        value_s[:-1] = (live.wait_s + self.dense_s + best_s.min(axis=2))[:, :, None]
+        value_s[self.layers] = (live.wait_s + _slower(self.head_s, live))[:, None] + live.delay_s
+        value_s[:-1] = (live.wait_s + _slower(self.dense_s, live) + best_s.min(axis=2))[:, :, None]
         return value_s
+
+
+def _slower(time_s: Floats, live: Live) -> Floats:
+    """Times whose last axis is servers, as the devices are now."""
+    return time_s if live.slowness is None else time_s * live.slowness
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +267,9 @@ def _all_or_nothing(outlook: Outlook, cluster: Cluster, live: Live) -> tuple[Flo
             experts = np.arange(len(members))
             chosen[layer, experts, members] += share
             np.add.at(work, members, share * outlook.copy_s[layer, experts, members])
-            jobs[np.unique(members)] += share
+            used = np.unique(members)
+            work[used] += share * outlook.launch_s[used]
+            jobs[used] += share
             here = following
         work[here] += share * outlook.head_s[here]
         jobs[here] += share

@@ -1,16 +1,19 @@
 r"""Where HetRoute keeps which copies, in which precision and which memory.  HetRoute, offline part [reconstruction].
 
-A *pipeline* is one copy of every expert, whole layers on consecutive servers..  The placement is one full-precision
+A *pipeline* is one copy of every expert, whole layers on consecutive servers.  The placement is one full-precision
 pipeline (the guarantee) and as many lower-precision ones as pay:
 
     1. near(δ): servers within δ of each other, for every δ at which such a group grows.  Metros come out of the delays.
     2. A pipeline in group G minimises, by ``shards.best_shards``,  moves + sum_d S_d / (1 - ρ_d - λ S_d),           (1)
        S_d its time on d, λ the requests/s that it serves, ρ_d the load that the other pipelines put on d.
     3. Requests split over pipelines as the router would split them: each home takes what is quickest under (1).   (2)
-    4. Add the pipeline (group, precision) that lowers the mean of (2) most, move all pipelines to where they are best
-       given the others, and go on while the drop exceeds the memory price and redundancy allows it.
+    4. Add the pipeline (group, precision) that lowers the mean of (2) most, and move all pipelines to where they are
+       best given the others, while redundancy allows it and (2) falls at all.
     5. The full-precision pipeline takes what fast memory is left, by the same programme, and slow memory beyond it.
-    6. Residency: per server, copies by  P(selected by the online router) x load time / bytes;  ``flow`` gives P.   (3)
+    6. The online router is rehearsed on calibration traffic over the placements of every step of 4, smallest first
+       (``hetroute_rehearsal``), but for those that (2) expects to be far behind.  The last one is taken whose unified
+       cost is lower than that of the one before by more than the price of its memory.
+    7. Residency: per server, copies by  P(selected by the online router) x load time / bytes, as rehearsed.         (3)
 
 Ours: pipelines.  The paper places copy by copy; with links of milliseconds a copy is worth having only where its
 neighbours in depth are near, and a whole layer at one server costs no traffic at all.
@@ -18,7 +21,7 @@ neighbours in depth are near, and a whole layer at one server costs no traffic a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -31,6 +34,7 @@ from agents.frameworks.cost import head_s
 from agents.frameworks.edgeshard import spill_s, within
 from agents.frameworks.expected import Expected, delays, home_shares
 from agents.frameworks.hetroute_outlook import Flow, Outlook, flow
+from agents.frameworks.hetroute_rehearsal import Rehearse
 from agents.frameworks.placements import budget_bytes
 from agents.frameworks.shards import best_shards, runs
 from agents.models.calibrate import Calibration
@@ -39,11 +43,14 @@ from agents.protocol import FULL, Placement, Replica
 from agents.store import FAST_SHARE
 
 Floats = NDArray[np.float64]
+Selected = Mapping[tuple[int, int, str, str], float]  # P(selected) by layer, expert, server, precision
 
 #: A device beyond this load is priced along the tangent, so that an overloaded cluster still has a best placement.
 STEEP = 0.9
-#: A further pipeline must lower the expected mean latency by this share (the memory price of step 4).
+#: What a further pipeline must lower the rehearsed cost by, as a share (the memory price of step 6).
 WORTHWHILE = 0.01
+#: A placement whose (2) is this much above the best one's is not rehearsed.
+FAR_BEHIND = 1.25
 #: Alternating rounds of steps 2 and 3 after each new pipeline.
 ROUNDS = 3
 #: Candidates of step 4 for which that is done.
@@ -128,8 +135,10 @@ class PipelinePlanner:
         """All experts of one layer."""
         return self.profile.experts * self.profile.expert_bytes[precision]
 
-    def solve(self, precisions: Sequence[str]) -> tuple[list[Pipeline], Split]:
-        """Steps 2 to 5; the guarantee is the last pipeline."""
+    def solve(
+        self, precisions: Sequence[str], progress: Callable[[str], None] = lambda text: None
+    ) -> list[tuple[list[Pipeline], Split]]:
+        """Steps 2 to 5, a placement for every step of 4, smallest first; the guarantee is the last pipeline of each."""
         chosen: list[Pipeline] = []
         guarantee = self.guarantee(chosen)
         split = self.split([guarantee])
@@ -139,17 +148,17 @@ class PipelinePlanner:
                 "hetroute keeps a full-precision copy of every expert; "
                 f"redundancy {self.cluster.redundancy:g} is below 1"
             )
+        stages = [([guarantee], split)]
         while True:
+            progress(_said(chosen, split))
             used = sum(self.profile.layers * self.layer_bytes(pipeline.precision) for pipeline in chosen)
             affordable = [p for p in precisions if used + self.profile.layers * self.layer_bytes(p) <= spare_bytes]
             grown = self._with_one_more(chosen, affordable)
-            if grown is None or self.split(grown).mean_s > (1.0 - WORTHWHILE) * split.mean_s:
-                break
+            if grown is None or self.split(grown).mean_s >= split.mean_s:
+                return stages
             chosen, split = grown, self.split(grown)
-        if chosen:
-            guarantee = self.guarantee(chosen)
-        pipelines = [*chosen, guarantee]
-        return pipelines, self.split(pipelines)
+            pipelines = [*chosen, self.guarantee(chosen)]
+            stages.append((pipelines, self.split(pipelines)))
 
     def _with_one_more(self, chosen: Sequence[Pipeline], precisions: Sequence[str]) -> list[Pipeline] | None:
         """Step 4: the best addition, None if nothing fits; only the ``SETTLED`` most promising are settled."""
@@ -292,24 +301,72 @@ def place(
     precisions: Sequence[str],
     price_s_per_byte: float,
     penalty_s: Mapping[str, Floats],
+    loss_price_s: float,
     residency: bool = True,
+    rehearse: Rehearse | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Placement:
-    """Steps 1 to 6.  ``penalty_s``: price of each layer's loss, for every precision that may be used."""
+    """Steps 1 to 7.  ``penalty_s``: price of each layer's loss, for every precision that may be used.
+
+    Without ``rehearse`` the fluid model of ``hetroute_outlook`` stands in for the router in steps 6 and 7.
+    """
     planner = PipelinePlanner(cluster, profile, calibration, price_s_per_byte=price_s_per_byte, penalty_s=penalty_s)
-    pipelines, split = planner.solve(precisions)
-    replicas = [
-        Replica(layer=layer, expert=expert, server=cluster.names[owner], precision=pipeline.precision, fast=fast)
-        for pipeline in pipelines
-        for layer, (owner, fast) in enumerate(zip(pipeline.owners, pipeline.fast, strict=True))
-        for expert in range(profile.experts)
+    stages = [
+        (_placement(pipelines, split, cluster, profile), split)
+        for pipelines, split in planner.solve(precisions, progress)
     ]
-    replicas = list({(r.layer, r.expert, r.server, r.precision): r for r in replicas}.values())
-    outlook = Outlook(
-        cluster, profile, planner.expected, replicas, price_s_per_byte=price_s_per_byte, penalty_s=penalty_s
-    )
-    expectation = flow(outlook, cluster, planner.expected)
+    best: tuple[Placement, Selected] | None = None
+    best_s = float("inf")
+    hopeful_s = FAR_BEHIND * min(split.mean_s for _, split in stages)
+    for placement, split in stages:
+        if split.mean_s > hopeful_s:
+            continue
+        if rehearse is None:
+            outlook = Outlook(
+                cluster,
+                profile,
+                planner.expected,
+                placement.replicas,
+                price_s_per_byte=price_s_per_byte,
+                penalty_s=penalty_s,
+            )
+            fluid = flow(outlook, cluster, planner.expected)
+            found: Selected = fluid_selected(fluid, outlook, cluster)
+            waits: Mapping[str, float] = dict(zip(cluster.names, map(float, fluid.wait_s), strict=True))
+            cost_s = split.mean_s
+        else:
+            seen = rehearse(placement, cluster, profile, calibration)
+            found, waits, cost_s = seen.selected, seen.wait_s, seen.cost_s(loss_price_s)
+            progress(f"rehearsed {len(placement.notes['pipelines'])} pipelines: {1e3 * seen.mean_s:.1f} ms")
+        placement.notes.update(wait_s=dict(waits), rehearsed_s=cost_s)
+        if cost_s <= (1.0 - WORTHWHILE) * best_s:
+            best, best_s = (placement, found), cost_s
+    if best is None:
+        raise FrameworkError("hetroute found no placement")
+    placement, found = best
     if residency:
-        replicas = resident(replicas, cluster, profile, outlook, expectation)
+        replicas = resident(placement.replicas, cluster, profile, found)
+        placement = Placement(replicas=tuple(replicas), notes=placement.notes)
+    return placement
+
+
+def _said(chosen: Sequence[Pipeline], split: Split) -> str:
+    lower = ", ".join(pipeline.precision for pipeline in chosen) or "none"
+    return f"lower pipelines: {lower}; {1e3 * split.mean_s:.1f} ms expected"
+
+
+def _placement(pipelines: Sequence[Pipeline], split: Split, cluster: Cluster, profile: ModelProfile) -> Placement:
+    """The copies of some pipelines; of two that share a copy the one in fast memory counts."""
+    replicas: dict[tuple[int, int, str, str], Replica] = {}
+    for pipeline in pipelines:
+        for layer, (owner, fast) in enumerate(zip(pipeline.owners, pipeline.fast, strict=True)):
+            for expert in range(profile.experts):
+                key = (layer, expert, cluster.names[owner], pipeline.precision)
+                known = replicas.get(key)
+                if known is None or (fast and not known.fast):
+                    replicas[key] = Replica(
+                        layer=layer, expert=expert, server=key[2], precision=pipeline.precision, fast=fast
+                    )
     notes = {
         "pipelines": [
             {
@@ -320,29 +377,32 @@ def place(
             for k, pipeline in enumerate(pipelines)
         ],
         "expected_s": split.mean_s,
-        "wait_s": {name: float(wait_s) for name, wait_s in zip(cluster.names, expectation.wait_s, strict=True)},
     }
-    return Placement(replicas=tuple(replicas), notes=notes)
+    return Placement(replicas=tuple(replicas.values()), notes=notes)
 
 
-def resident(
-    replicas: Sequence[Replica], cluster: Cluster, profile: ModelProfile, outlook: Outlook, expectation: Flow
-) -> list[Replica]:
-    """Step 6: which copies of each server are in fast memory, by equation (3); a copy that stays put breaks ties."""
+def fluid_selected(expectation: Flow, outlook: Outlook, cluster: Cluster) -> dict[tuple[int, int, str, str], float]:
+    """P(selected) of every copy that the fluid model uses."""
+    return {
+        (layer, expert, cluster.names[server], replica.precision): float(expectation.selected[layer, expert, server])
+        for (layer, expert, server), replica in outlook.best.items()
+    }
+
+
+def resident(replicas: Sequence[Replica], cluster: Cluster, profile: ModelProfile, selected: Selected) -> list[Replica]:
+    """Step 7: which copies of each server are in fast memory, by equation (3); a copy that stays put breaks ties."""
     if all(replica.fast for replica in replicas):
         return list(replicas)
+
+    def benefit(replica: Replica) -> tuple[float, bool, Replica]:
+        # Load time / bytes is the same for all copies of one server, so P(selected) alone orders them.
+        share = selected.get((replica.layer, replica.expert, replica.server, replica.precision), 0.0)
+        return -share, not replica.fast, replica
+
     result = []
-    for position, server in enumerate(cluster.servers):
-        mine = [replica for replica in replicas if replica.server == server.name]
-
-        def benefit(replica: Replica, position: int = position) -> tuple[float, bool, Replica]:
-            routed = outlook.best.get((replica.layer, replica.expert, position)) == replica
-            share = float(expectation.selected[replica.layer, replica.expert, position]) if routed else 0.0
-            # Load time / bytes is the same for all copies of one server, so P(selected) alone orders them.
-            return -share, not replica.fast, replica
-
+    for server in cluster.servers:
         room_bytes = FAST_SHARE * server.device.fast_bytes
-        for replica in sorted(mine, key=benefit):
+        for replica in sorted((entry for entry in replicas if entry.server == server.name), key=benefit):
             size_bytes = profile.expert_bytes[replica.precision]
             fast = size_bytes <= room_bytes
             room_bytes -= size_bytes if fast else 0

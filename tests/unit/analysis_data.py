@@ -184,6 +184,11 @@ def _write_run(
     names = [f"s{i}" for i in range(1, 11)]
     lossy = habit.nll_increase > 0
 
+    text = np.random.default_rng(seed + repeat + 5000)  # apart, so that what is above stays as it was drawn
+    reference_correct, items = text.binomial(tokens - 1, 0.3), tokens // 20
+    reference_hits = text.binomial(items, 0.4)
+    harm = np.random.default_rng(own_seed + 5000).integers(0, 2, requests) * lossy
+
     def unless_failed(values: Any) -> list[Any]:
         return [
             None if gone else value for gone, value in zip(failed.tolist(), np.asarray(values).tolist(), strict=True)
@@ -211,6 +216,12 @@ def _write_run(
             "nll": unless_failed(reference * (1 + habit.nll_increase * rng.uniform(0, 2, requests))),
             "reference_nll": unless_failed(reference),
             "top1_agreement": unless_failed(1 - 0.04 * rng.random(requests) * lossy),
+            "kl": unless_failed(0.002 * harm),
+            "correct": unless_failed(np.maximum(0, reference_correct - harm)),
+            "reference_correct": reference_correct,
+            "cloze_items": items,
+            "cloze_hits": unless_failed(np.maximum(0, reference_hits - harm)),
+            "reference_cloze_hits": reference_hits,
             "exact": unless_failed(rng.random(requests) < 0.2 if lossy else np.ones(requests, dtype=bool)),
             "error": ["deadline of 5 s passed at <s4>" if gone else None for gone in failed],
         },

@@ -18,6 +18,7 @@ from matplotlib.image import imread
 
 from analysis import figures, maps, style
 from analysis.bootstrap import Bootstrap
+from analysis.domains import by_domain
 from analysis.gallery import Picture, pictures
 from analysis.load import Comparison, load
 from analysis.tables import Summary, summary
@@ -213,16 +214,29 @@ def test_every_framework_has_one_colour_of_its_own_whatever_the_order() -> None:
 
 
 def drawn(comparison: Comparison) -> list[Picture]:
-    return list(pictures(comparison, summary(comparison, B)))
+    return list(pictures(comparison, summary(comparison, B), by_domain(comparison, comparison.frameworks, B)))
 
 
 def test_ten_frameworks_fit_on_every_figure(tmp_path: Path) -> None:
     comparison = load(write_comparison(tmp_path, frameworks=TEN, requests=200, layers=2))
 
     for picture in drawn(comparison):
-        pixels = imread(io.BytesIO(picture.png), format="png")[..., :3]
-        border = np.concatenate([part.ravel() for part in (pixels[:4], pixels[-4:], pixels[:, :4], pixels[:, -4:])])
-        assert border.min() == 1.0, f"{picture.name} runs off the paper"
+        assert border(picture).min() == 1.0, f"{picture.name} runs off the paper"
+
+
+def border(picture: Picture) -> np.ndarray:
+    pixels = imread(io.BytesIO(picture.png), format="png")[..., :3]
+    return np.concatenate([part.ravel() for part in (pixels[:4], pixels[-4:], pixels[:, :4], pixels[:, -4:])])
+
+
+def test_many_exact_frameworks_are_all_named_on_the_paper(four: Comparison) -> None:
+    (row, *_) = by_domain(four, ["greedy"], B)
+    names = [f"framework-number-{i}" for i in range(20)]
+
+    found = pictures(four, summary(four, B), [replace(row, framework=name) for name in names])
+    picture = next(entry for entry in found if entry.name == "quality_by_domain")
+
+    assert border(picture).min() == 1.0
 
 
 @pytest.mark.parametrize("count", [2, 10])
@@ -235,6 +249,7 @@ def test_labels_of_an_axis_do_not_lie_on_each_other(tmp_path: Path, count: int) 
         figures.latency_cdf(comparison),
         figures.latency_bars(found.estimates),
         figures.quality_bars(found.estimates, 0.02),
+        figures.quality_by_domain(by_domain(comparison, comparison.frameworks, B)),
         maps.time_line(comparison),
         maps.busy_heat_map(comparison),
     ):
@@ -250,10 +265,10 @@ def test_labels_of_an_axis_do_not_lie_on_each_other(tmp_path: Path, count: int) 
                 assert not any(a.overlaps(b) for a, b in pairwise(boxes))
 
 
-def test_every_figure_asks_a_question_and_defines_what_it_shows(four: Comparison, numbers: Summary) -> None:
-    found = list(pictures(four, numbers))
+def test_every_figure_asks_a_question_and_defines_what_it_shows(four: Comparison) -> None:
+    found = drawn(four)
 
-    assert len({picture.name for picture in found}) == 10
+    assert len({picture.name for picture in found}) == 11
     for picture in found:
         assert "?" in picture.question
         assert len(picture.definition) > 20

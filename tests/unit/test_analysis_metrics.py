@@ -110,11 +110,11 @@ def test_traffic_counts_completed_requests_only(runs: tuple[Run, ...]) -> None:
     assert 100_000 * found.scale == pytest.approx(0.1)  # GB per 1000 tokens
 
 
-def test_quality_is_weighted_by_tokens(runs: tuple[Run, ...]) -> None:
+def test_likelihoods_are_weighted_by_predictions_and_agreement_by_positions(runs: tuple[Run, ...]) -> None:
     run = hand_made(
         runs[0],
         latency_s=[0.1, 0.1],
-        prompt_tokens=[10, 30],
+        prompt_tokens=[11, 31],
         output_tokens=[0, 0],
         nll=[2.2, 2.0],
         reference_nll=[2.0, 2.0],
@@ -125,7 +125,7 @@ def test_quality_is_weighted_by_tokens(runs: tuple[Run, ...]) -> None:
     assert value("nll_increase", run) == pytest.approx(0.025)
     assert value("perplexity", run) == pytest.approx(2.718281828**2.05)
     assert value("perplexity_reference", run) == pytest.approx(2.718281828**2.0)
-    assert value("top1_agreement", run) == pytest.approx(0.95)
+    assert value("top1_agreement", run) == pytest.approx((0.8 * 11 + 31) / 42)
     assert value("exact_share", run) == pytest.approx(0.5)
 
 

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from analysis.__main__ import app
 from analysis.bootstrap import Bootstrap
+from analysis.domains import by_domain
+from analysis.domains import markdown as quality_table
 from analysis.findings import findings
 from analysis.gallery import pictures
 from analysis.load import Comparison, load
@@ -95,6 +97,23 @@ def read(html: str) -> Reader:
 
 def test_the_table_is_the_golden_one(four: Comparison) -> None:
     assert markdown(four, summary(four, B)) == (GOLDEN / "summary.md").read_text(encoding="utf-8")
+
+
+def test_the_quality_table_is_the_golden_one(four: Comparison) -> None:
+    rows = by_domain(four, tuple(summary(four, B).estimates), B)
+    assert quality_table(rows) == (GOLDEN / "quality.md").read_text(encoding="utf-8")
+
+
+def test_the_report_holds_the_quality_table_with_the_worst_domain_in_red(four: Comparison) -> None:
+    found = summary(four, B)
+    rows = by_domain(four, tuple(found.estimates), B)
+
+    html = report(four, found, (), (), rows)
+
+    section = html[html.index("<h2>Quality</h2>") : html.index("<h2>Figures</h2>")]
+    (worst,) = [row.domain for row in rows if row.worst]
+    assert f'<td class="text bad">{worst} ▼</td>' in section
+    read(html)
 
 
 def test_the_findings_are_the_golden_ones(four: Comparison) -> None:
@@ -273,8 +292,16 @@ def test_the_command_writes_everything_and_prints_the_table(directory: Path, tmp
 
     assert result.exit_code == 0, result.output
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"report.html", "summary.md", "summary.csv", "latency_cdf.png", "time_line.svg"} <= files
-    assert sum(name.endswith(".png") for name in files) == sum(name.endswith(".svg") for name in files) == 10
+    assert {
+        "report.html",
+        "summary.md",
+        "summary.csv",
+        "quality.md",
+        "quality.csv",
+        "latency_cdf.png",
+        "time_line.svg",
+    } <= files
+    assert sum(name.endswith(".png") for name in files) == sum(name.endswith(".svg") for name in files) == 11
     assert "| hetroute |" in result.output
     assert "report.html" in result.output
 

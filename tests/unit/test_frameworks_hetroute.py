@@ -10,12 +10,13 @@ import pytest
 
 from agents.cluster import Cluster
 from agents.errors import FrameworkError
-from agents.frameworks.base import Arrival, Feedback
+from agents.frameworks.base import Arrival, Feedback, View
 from agents.frameworks.expected import Expected
 from agents.frameworks.hetroute import HetRoute
 from agents.frameworks.hetroute_outlook import Outlook, flow, nominal
 from agents.frameworks.hetroute_placement import near_groups, queueing_s
 from agents.frameworks.placements import budget_bytes
+from agents.models.facts import ExpertFacts
 from agents.protocol import FULL, Placement, Replica
 from tests.support.clusters import cluster as equal_servers
 
@@ -27,7 +28,7 @@ MEASURED = calibration()
 @cache
 def placed(rate: float = 20.0, redundancy: float = 2.0, precisions: str = "int8") -> tuple[Cluster, Placement]:
     shape = cluster(rate=rate, redundancy=redundancy)
-    return shape, HetRoute({"precisions": precisions}).place(shape, MIXTRAL, MEASURED)
+    return shape, HetRoute({"precisions": precisions, "rehearse": False}).place(shape, MIXTRAL, MEASURED)
 
 
 def begun(server: str, **options: object) -> tuple[HetRoute, Still, Placement]:
@@ -90,7 +91,12 @@ def test_under_load_a_second_pipeline_takes_a_share() -> None:
 def test_residency_goes_to_the_copies_that_the_router_selects() -> None:
     """Two servers hold more than their fast memory; what is routed is resident, the mere guarantee is not."""
     shape = cluster("small3")
-    placement = HetRoute({"precisions": "int8"}).place(shape, MIXTRAL, MEASURED)
+    said: list[str] = []
+    framework = HetRoute({"precisions": "int8"})
+    framework.progress = said.append
+    placement = framework.place(shape, MIXTRAL, MEASURED)
+
+    assert [line for line in said if line.startswith("rehearsed")]
 
     slow = [replica for replica in placement.replicas if not replica.fast]
     assert slow
@@ -217,7 +223,7 @@ def test_an_expert_without_any_living_copy_is_an_error_that_says_so() -> None:
         framework.plan(demand(4), view("s3", live, placement, MEASURED))
 
 
-def test_layers_that_take_longer_than_predicted_make_distance_dearer() -> None:
+def test_layers_that_take_longer_than_predicted_make_the_terms_dearer_that_they_consist_of() -> None:
     framework, live, placement = begun("s3")
     owners = chain(placement)
     layer = next(k for k in range(31) if owners[k] == owners[k + 1] == "s3")
@@ -225,10 +231,12 @@ def test_layers_that_take_longer_than_predicted_make_distance_dearer() -> None:
     for request in range(50):
         framework.plan(demand(layer, request=request), seen)
         assert framework.terms is not None
-        late = Feedback(request=request, step=0, layer=layer, duration_s=0.1, wait_s=3 * framework.terms.layer_s)
-        framework.observe(late)
+        took_s = 3 * framework.terms.layer_s
+        framework.observe(Feedback(request=request, step=0, layer=layer, duration_s=took_s, wait_s=took_s))
 
-    assert 1.5 < framework._beliefs.weight <= 2.0
+    _, loading, computation = framework._beliefs.weights
+    assert 1.5 < computation <= 2.0
+    assert loading == 1.0  # nothing was loaded, so loads cannot be at fault
 
 
 def chain(placement: Placement) -> list[str]:
@@ -248,7 +256,16 @@ def test_a_wrong_option_is_named(options: dict[str, object], words: str) -> None
         HetRoute(options).place(cluster(), MIXTRAL, MEASURED)
 
 
-@pytest.mark.parametrize("options", [{"set_level": False}, {"look_ahead": "layer"}, {"look_ahead": "none"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"set_level": False},
+        {"look_ahead": "layer"},
+        {"look_ahead": "none"},
+        {"merge": False},
+        {"precision_aware": False},
+    ],
+)
 def test_ablations_plan_every_expert_too(options: dict[str, object]) -> None:
     framework, live, placement = begun("s3", **options)
     asked = demand(4)
@@ -276,3 +293,83 @@ def test_with_a_single_pipeline_a_request_does_not_stay_outside_of_it() -> None:
 def test_more_servers_than_fit_its_tables_are_refused_in_words() -> None:
     with pytest.raises(FrameworkError, match="it takes up to 62 servers, not 63"):
         HetRoute().place(equal_servers(63), MIXTRAL, calibration())
+
+
+def test_without_redundancy_there_is_one_copy_of_each_expert_in_full_precision() -> None:
+    placement = HetRoute({"redundancy": 1, "rehearse": False}).place(cluster(), MIXTRAL, MEASURED)
+
+    assert len(placement.replicas) == MIXTRAL.layers * MIXTRAL.experts
+    assert {replica.precision for replica in placement.replicas} == {FULL}
+
+
+def test_without_precision_awareness_nothing_is_compressed() -> None:
+    options = {"precision_aware": False, "rehearse": False}
+    placement = HetRoute(options).place(cluster(), MIXTRAL, MEASURED)
+
+    assert {replica.precision for replica in placement.replicas} == {FULL}
+
+
+def test_a_plan_says_what_it_expects_term_by_term() -> None:
+    framework, live, placement = begun("s3")
+
+    plan = framework.plan(demand(4), view("s3", live, placement, MEASURED))
+
+    assert plan.terms is not None
+    assert plan.terms.compute_s > 0
+    assert plan.terms.ahead_s > 0
+
+
+def facts(difference: float) -> ExpertFacts:
+    """Leaving an expert out costs 1 %; another expert in its place costs a share of that."""
+    layers, experts = MIXTRAL.layers, MIXTRAL.experts
+    square = np.full((layers, experts, experts), difference, dtype=np.float32)
+    return ExpertFacts(
+        coactivation=square[None],
+        transition=square[1:],
+        loss={},
+        importance=np.full((layers, experts), 0.01, dtype=np.float32),
+        similarity=square,
+        difference=square,
+    )
+
+
+def one_lost(difference: float) -> tuple[HetRoute, View, int]:
+    """Expert 2 of layer 4 lives on a server of its own, which has died; the others are on s3."""
+    copies = [
+        Replica(layer=4, expert=expert, server="s9" if expert == 2 else "s3", precision=FULL, fast=True)
+        for expert in range(MIXTRAL.experts)
+    ]
+    live = Still(cluster())
+    live.lost = {"s9"}
+    seen = View(
+        server="s3",
+        cluster=live.cluster,
+        profile=MIXTRAL,
+        calibration=MEASURED,
+        placement=Placement(replicas=tuple(copies)),
+        live=live,
+        facts=facts(difference),
+    )
+    framework = HetRoute()
+    framework.begin(seen)
+    return framework, seen, 2
+
+
+def test_an_expert_without_a_feasible_copy_is_replaced_within_the_budget_only() -> None:
+    framework, seen, lost = one_lost(0.2)
+    plan = framework.plan(demand(4, next_server="s3"), seen)
+
+    (replaced,) = (choice for choice in plan.choices if choice.runs != choice.expert)
+    assert (replaced.expert, replaced.server) == (lost, "s3")
+    assert seen.loss(4, replaced) == pytest.approx(0.01 * 0.2**2, rel=1e-3)
+    with pytest.raises(FrameworkError, match="within the quality budget"):
+        framework.plan(demand(4, next_server="s3", budget=1e-6), seen)
+
+
+def test_substitutes_stay_unused_while_a_copy_of_the_expert_is_feasible() -> None:
+    framework, seen, _ = one_lost(0.0)
+    seen._live.lost = set()  # type: ignore[attr-defined]
+
+    plan = framework.plan(demand(4, next_server="s3"), seen)
+
+    assert all(choice.runs == choice.expert for choice in plan.choices)

@@ -11,11 +11,11 @@ import pytest
 
 from agents.frameworks.base import Choice
 from agents.models.calibrate import Calibration
-from agents.models.corpus import twin_directory
 from agents.models.model import Model
 from agents.models.profile import ModelProfile
 from agents.models.reference import generate, score
 from agents.models.replay import GATES_KEPT, Replay
+from agents.models.spec import twin_directory
 from agents.protocol import Done
 from agents.routing import BATCHES_KEPT, Routed
 from analysis.bootstrap import Bootstrap

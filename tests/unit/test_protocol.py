@@ -157,5 +157,6 @@ def test_a_whole_configuration_survives_the_management_plane() -> None:
         ),
         addresses={"s1": "tcp://s1:5555"},
         quality_budget=0.02,
+        known_logits=frozenset({b"\x00\xff"}),
     )
     assert decode_command(encode_management(command)) == command

@@ -13,7 +13,9 @@ from orchestration.references import Reference
 from scenarios.timeline import LinkChange, Request, Scenario
 
 REQUEST = Request(number=0, at_s=1.0, home="s1", kind="score", domain="code", prompt=0, tokens=3)
-REFERENCE = Reference(mean_nll=2.0, top1=(5, 6, 7), digest=b"same")
+REFERENCE = Reference(
+    mean_nll=2.0, top1=(5, 6, 7), digest=b"same", scored=(4, 5, 8), cloze=((1, 2),)
+)  # its first guess is right, its second is not
 SCENARIO = Scenario(
     name="test", question="?", duration_s=2.0, arrival_rate_per_s=1.0, requests=(REQUEST, REQUEST), changes=()
 )
@@ -48,6 +50,33 @@ def test_latency_counts_from_the_planned_arrival() -> None:
 
 def test_other_bits_are_not_exact() -> None:
     assert request_row(REQUEST, done(digest=b"other"), REFERENCE)["exact"] is False
+
+
+def test_the_same_bits_do_not_diverge_and_others_by_what_was_found_for_them() -> None:
+    other = done(digest=b"other")
+    assert request_row(REQUEST, done(), REFERENCE)["kl"] == 0.0
+    assert request_row(REQUEST, other, REFERENCE, kl={(0, b"other"): 0.25})["kl"] == 0.25
+    assert request_row(REQUEST, other, REFERENCE, kl={(0, b"another"): 0.25, (1, b"other"): 0.25})["kl"] is None
+
+
+def test_guesses_and_cloze_items_are_counted_for_both_sides() -> None:
+    row = request_row(REQUEST, done(top1=[9, 8, 7]), REFERENCE)
+    assert (row["correct"], row["reference_correct"]) == (1, 1)
+    assert (row["cloze_items"], row["cloze_hits"], row["reference_cloze_hits"]) == (1, 0, 1)
+
+
+def test_generated_text_is_held_against_no_prompt() -> None:
+    generated = Reference(mean_nll=None, top1=(5, 6, 7), digest=b"same")
+    row = request_row(REQUEST, done(nll=[]), generated)
+    assert row["top1_agreement"] == pytest.approx(2 / 3)
+    assert [row.get(name) for name in ("kl", "correct", "reference_correct", "cloze_items", "cloze_hits")] == [None] * 5
+
+
+def test_what_means_nothing_is_not_counted() -> None:
+    replayed = Reference(mean_nll=None, top1=(5, 6, 7), digest=b"same", measures_quality=False)
+    row = request_row(REQUEST, done(nll=[]), replayed)
+    assert row["exact"] is True
+    assert [row.get(name) for name in ("nll", "kl", "correct", "top1_agreement", "cloze_items")] == [None] * 5
 
 
 def test_a_failed_request_has_a_reason_and_no_latency() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.frameworks.cost import dense_s, expert_s
+from agents.frameworks.cost import call_s, dense_s
 from agents.models.profile import ModelProfile
 from testbed.topology import Device
 
@@ -27,7 +27,7 @@ def test_experts_that_take_what_the_model_says_have_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "experts.csv"
-    lines = [f"{n},16,{1e6 * 16 * expert_s(DEVICE, QWEN, 'full', n // 2)}" for n in (4, 400, 4000)]
+    lines = [f"{n},16,{1e6 * (DEVICE.launch_s + 16 * call_s(DEVICE, QWEN, 'full', n // 2))}" for n in (4, 400, 4000)]
     path.write_text("\n".join(["tokens,activated_experts,time_us", *lines]))
 
     found = printed(capsys, path)
