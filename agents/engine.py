@@ -319,7 +319,7 @@ class Engine:
         """Write down what the plan and its cuts spend; FrameworkError if that breaks somebody's promise."""
         plan = found.plan
         shares = {entry.expert: entry.gate_share for entry in routed.demands}
-        ticket.quality_spent += found.skipped_loss
+        ticket.quality_spent += found.cut_loss
         for choice in plan.choices:
             ticket.quality_spent += shares[choice.expert] * self._view.loss(record.layer, choice)
         if self._framework.keeps_budget and not ticket.quality_spent <= self._quality_budget + LEDGER_ROUNDING:

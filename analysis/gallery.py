@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from analysis import figures, maps, style
+from analysis import depth, figures, maps, style
 from analysis.domains import Row
 from analysis.load import Comparison
 from analysis.metrics import OTHER_DEFINITIONS, metric
@@ -93,6 +93,7 @@ def pictures(comparison: Comparison, summary: Summary, quality: Sequence[Row] = 
             (comparison,),
             other["Execution mix"] + " n counts expert calls.",
         ),
+        *_depth(comparison),
         ("device_busy", "Busy devices", maps.busy_heat_map, (comparison,), other["Device busy"]),
         (
             "topology",
@@ -116,6 +117,13 @@ def pictures(comparison: Comparison, summary: Summary, quality: Sequence[Row] = 
                 svg=_svg(figure, name),
                 png=_png(figure),
             )
+
+
+def _depth(comparison: Comparison) -> list[Plan]:
+    names = depth.with_depth(comparison)
+    if not names:
+        return []
+    return [("depth", "Depth decisions", depth.mix_per_layer, (comparison, names), depth.DEFINITION)]
 
 
 def _by_domain(quality: Sequence[Row]) -> list[Plan]:

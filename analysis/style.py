@@ -65,6 +65,11 @@ PART_COLORS = {
     "remote fast": "#77AADD",
     "slow": "#EE8866",
     "fallback": "#882255",
+    "run here": "#4477AA",
+    "run elsewhere": "#77AADD",
+    "substituted": "#BBCC33",
+    "left out": "#EE8866",
+    "token has left": "#882255",
 }
 INK = "#222222"
 MUTED = "#666666"

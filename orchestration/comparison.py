@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agents.cluster import Cluster, cluster_of
 from agents.errors import FrameworkError
 from agents.frameworks.placements import check_placement
-from agents.frameworks.registry import create
+from agents.frameworks.registry import create, parts
 from agents.models.cloze import pieces_beside
 from agents.models.model import Model
 from agents.protocol import Placement
@@ -84,11 +84,14 @@ def prepare(
     )
     pieces = pieces_beside(model.directory)
     episodes = tuple(_episode(scenario, seed, model, pieces) for seed, scenario in scenarios.items())
+    # Depth policies run on the placement of the framework that they are composed with.
+    routings = dict.fromkeys(parts(name).routing for name in frameworks)
+    placements = {name: _placed(name, cluster, model, first.quality_budget) for name in routings}
     return Comparison(
         topology=topology,
         cluster=cluster,
         model=model,
-        candidates=tuple(Candidate(name=name, placement=_placed(name, cluster, model)) for name in frameworks),
+        candidates=tuple(Candidate(name=name, placement=placements[parts(name).routing]) for name in frameworks),
         episodes=episodes,
     )
 
@@ -102,9 +105,10 @@ def _episode(scenario: Scenario, seed: int, model: Model, pieces: Sequence[bytes
     return Episode(scenario=scenario, seed=seed, prompts=prompts, references=references)
 
 
-def _placed(name: str, cluster: Cluster, model: Model) -> Placement:
+def _placed(name: str, cluster: Cluster, model: Model, quality_budget: float) -> Placement:
     framework = create(name)
     try:
+        framework.measured(model.facts, model.exits, quality_budget=quality_budget)
         placement = framework.place(cluster, model.profile, model.calibration)
     except TestbedError:
         raise

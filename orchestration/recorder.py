@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from agents.protocol import Collected, Done, Sample
+from orchestration.depthtable import write_depth
 from orchestration.divergences import Pass
 from orchestration.player import Played
 from orchestration.references import Reference
@@ -115,6 +116,7 @@ def write_run(
     ]
     _write(directory / "requests.parquet", requests, REQUESTS)
     _write(directory / "layers.parquet", layer_rows(played.collected.values()), LAYERS)
+    write_depth(directory, played.collected.values())
     _write(directory / "links.parquet", played.links, LINKS)
     _write(directory / "servers.parquet", server_rows(played.samples), SERVERS)
     events = [

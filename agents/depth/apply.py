@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from agents.depth.base import Cut, DepthPolicy, Reason, skip_loss
+from agents.depth.base import Cut, DepthPolicy, JointLoss, Reason
 from agents.depth.plancost import parts_of
 from agents.errors import FrameworkError
 from agents.frameworks.base import Choice, Demand, Plan, View
@@ -28,7 +28,7 @@ class Trimmed:
 
     demand: Demand  # without what is skipped
     plan: Plan  # of that demand
-    skipped_loss: float  # relative NLL increase that the ledger is charged for what is skipped
+    cut_loss: float  # relative NLL increase of all cuts together, beyond what the plan's choices are charged for
     decisions: Mapping[str, int]  # "decision/reason" -> calls, one per token and expert
 
     @property
@@ -47,12 +47,23 @@ def trimmed(policy: DepthPolicy, demand: Demand, plan: Plan, view: View, replan:
             f"depth policy {policy.name}, layer {demand.layer}: it cuts experts {unknown or sorted(cut.skipped)}, "
             f"the gate chose {sorted(asked)}, and each may be cut once"
         )
-    loss = sum(asked[expert].gate_share * skip_loss(view.facts, demand.layer, expert) for expert in cut.skipped)
+    joint, charged = JointLoss(view.facts, demand.layer), 0.0
+    for expert in sorted(cut.skipped):
+        joint.add(asked[expert])
+    for expert, (choice, _) in sorted(cut.replaced.items()):
+        rate = view.loss(demand.layer, choice)
+        joint.add(asked[expert], rate)
+        charged += asked[expert].gate_share * rate
     left = replace(demand, experts=tuple(entry for entry in demand.experts if entry.expert not in cut.skipped))
     chosen = _without(plan, cut)
     if cut:
-        chosen = _better(chosen, _anew(left, cut, loss, view, replan), left, view)
-    return Trimmed(demand=left, plan=chosen, skipped_loss=loss, decisions=_decisions(demand, chosen, cut, view.server))
+        chosen = _better(chosen, _anew(left, cut, joint.total, replan), left, view)
+    return Trimmed(
+        demand=left,
+        plan=chosen,
+        cut_loss=joint.total - charged,
+        decisions=_decisions(demand, chosen, cut, view.server),
+    )
 
 
 def _without(plan: Plan, cut: Cut) -> Plan:
@@ -67,14 +78,9 @@ def _without(plan: Plan, cut: Cut) -> Plan:
     return replace(plan, choices=tuple(choices))
 
 
-def _anew(left: Demand, cut: Cut, loss: float, view: View, replan: Planner) -> Plan:
+def _anew(left: Demand, cut: Cut, loss: float, replan: Planner) -> Plan:
     """What the framework makes of the experts that are neither skipped nor replaced."""
     replaced = {expert: choice for expert, (choice, _) in cut.replaced.items()}
-    loss += sum(
-        entry.gate_share * view.loss(left.layer, replaced[entry.expert])
-        for entry in left.experts
-        if entry.expert in replaced
-    )
     exact = tuple(entry for entry in left.experts if entry.expert not in replaced)
     plan = replan(replace(left, experts=exact, quality_spent=left.quality_spent + loss))
     return replace(plan, choices=(*plan.choices, *replaced.values()))

@@ -27,13 +27,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agents.errors import FrameworkError
-from agents.frameworks.base import Choice, Demand, Feedback, Plan, View
+from agents.frameworks.base import Choice, Demand, ExpertDemand, Feedback, Plan, View
 from agents.models.calibrate import SMALLEST_LOSS
 from agents.models.exits import ExitHeads
 from agents.models.facts import ExpertFacts
 from agents.models.mixture import Floats
 
 Mask = npt.NDArray[np.bool_]
+
+#: ρ of ``JointLoss``.
+COHERENCE = 0.5
 
 
 class Reason(StrEnum):
@@ -118,3 +121,36 @@ def skip_loss(facts: ExpertFacts | None, layer: int, expert: int) -> float:
     if facts is None:
         return float("inf")
     return max(float(facts.importance[layer, expert]), SMALLEST_LOSS)
+
+
+class JointLoss:
+    r"""What leaving out or replacing several experts of one layer loses together.
+
+        loss(S) = Σ_t (1 + ρ (m_t - 1)) Σ_{e in S chosen by t} s_e i_e / n_e                                      (1)
+
+        m_t  experts in S that token t has chosen      n_e  tokens that have chosen e      s_e  gate share
+
+    i_e is the loss per gate weight of one expert left out, or of its substitute.  A small change of the stream costs
+    its square; the square of a sum of m changes is the sum of their squares where they have nothing to do with each
+    other (ρ = 0), and at most m times that, where they all point the same way (ρ = 1, Cauchy and Schwarz).  Twins lie
+    in between (docs/trimmoe.md).
+    """
+
+    def __init__(self, facts: ExpertFacts | None, layer: int) -> None:
+        self._facts, self._layer = facts, layer
+        self._count: dict[int, int] = {}
+        self._sum: dict[int, float] = {}
+        self.total = 0.0
+
+    def add(self, entry: ExpertDemand, rate: float | None = None) -> float:
+        """One more expert is left out, or replaced at a loss per gate weight of ``rate``; what that adds."""
+        rate = skip_loss(self._facts, self._layer, entry.expert) if rate is None else rate
+        each = entry.gate_share * rate / entry.tokens
+        before, rows = self.total, entry.rows
+        while rows:
+            token = (rows & -rows).bit_length() - 1
+            rows &= rows - 1
+            count, sum_ = self._count.get(token, 0), self._sum.get(token, 0.0)
+            self._count[token], self._sum[token] = count + 1, sum_ + each
+            self.total += each + COHERENCE * (sum_ + count * each)  # (1 + ρ m)(σ + x) - (1 + ρ (m - 1)) σ
+        return self.total - before

@@ -4,7 +4,7 @@ CALM leaves when a calibrated confidence passes a threshold.  Its own measures o
 projection, similarity of consecutive states, a classifier) cost more than ours or say less, so it gets our gauge and
 our gate.  What it lacks is what TrimMoE adds: it does not ask what leaving saves, nor does it adapt its threshold.
 
-Option: ``risk`` (default: the quality budget), ``failure``.
+Options: ``risk`` (default: 2.5 times the quality budget), ``failure``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from agents.depth.base import BaseDepth, Mask
 from agents.depth.guarantee import calibrate
-from agents.depth.trimmoe import FAILURE
+from agents.depth.trimmoe import FAILURE, RISK_PER_BUDGET
 from agents.frameworks.base import View
 from agents.models.exits import ExitHeads
 from agents.models.mixture import Floats
@@ -39,7 +39,7 @@ class Calm(BaseDepth):
         """Calibrate the gate."""
         self._exits = exits
         if exits is not None:
-            risk = quality_budget if self.risk is None else float(self.risk)
+            risk = RISK_PER_BUDGET * quality_budget if self.risk is None else float(self.risk)
             self.threshold = calibrate(exits, risk=min(risk, 0.999), failure=self.failure).threshold
 
     def leaves(self, layer: int, stream: Floats, view: View) -> Mask:  # noqa: ARG002

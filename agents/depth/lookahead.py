@@ -78,6 +78,11 @@ class Lookahead:
         fits = int(np.searchsorted(spent, budget, side="right"))
         return 0.0 if fits >= len(order) else float(ratio[order[fits]])
 
+    @property
+    def pass_s(self) -> float:
+        """What a whole pass takes, roughly."""
+        return self.rest_s(-1)
+
     def rest_s(self, layer: int) -> float:
         """What a pass still takes after ``layer``, roughly."""
         later = np.arange(layer + 1, self._layers)

@@ -57,7 +57,7 @@ class Depth:
     def trimmed(self, demand: Demand, plan: Plan, replan: Planner) -> Trimmed:
         """What runs of a planned layer."""
         if self.policy is None:
-            return Trimmed(demand=demand, plan=plan, skipped_loss=0.0, decisions={})
+            return Trimmed(demand=demand, plan=plan, cut_loss=0.0, decisions={})
         return trimmed(self.policy, demand, plan, self._view, replan)
 
     def check(self, found: Trimmed, *, spent: float, budget: float, layer: int) -> None:

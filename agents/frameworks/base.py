@@ -282,8 +282,8 @@ class Framework(Protocol):
     name: str
     keeps_budget: bool  # promises never to spend more than the quality budget; its passes fail if it does
 
-    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None) -> None:
-        """What else is known of the model, where it was measured; told before ``place``."""
+    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None, *, quality_budget: float) -> None:
+        """What else is known of the model, where it was measured, and the runs' budget; told before ``place``."""
         ...
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
@@ -323,7 +323,7 @@ class BaseFramework:
         if options:
             raise FrameworkError(f"framework {self.name} has no option {sorted(options)[0]!r}")
 
-    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None) -> None:
+    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None, *, quality_budget: float) -> None:
         """Nothing that this placement needs."""
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:

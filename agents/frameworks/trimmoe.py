@@ -19,40 +19,47 @@ from typing import Any
 import numpy as np
 
 from agents.cluster import Cluster
+from agents.depth.allowance import MARGIN
+from agents.depth.trimmoe import FAILURE, RISK_PER_BUDGET
 from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, Plan, View, next_server
 from agents.frameworks.expected import Floats
-from agents.frameworks.trimmoe_placement import place
+from agents.frameworks.trimmoe_placement import Known, place
 from agents.models.calibrate import Calibration
 from agents.models.exits import ExitHeads
 from agents.models.facts import ExpertFacts
 from agents.models.profile import ModelProfile
 from agents.protocol import FULL, Placement, Replica
 
-#: The budget that placements are made for; runs may have another one.
-PLACED_FOR = 0.02
 #: Emulated seconds between two looks at waits and links.
 REFRESH_S = 0.25
 
 
 class TrimMoeRouting(BaseFramework):
-    """Equations (1) to (3).  Option: ``placed_for``, the quality budget that the placement reckons with."""
+    """Equations (1) to (3)."""
 
     name = "trimmoe"
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        rest = dict(options or {})
-        self.placed_for = float(rest.pop("placed_for", PLACED_FOR))
-        super().__init__(rest)
+        super().__init__(options)
         self._facts: ExpertFacts | None = None
         self._exits: ExitHeads | None = None
+        self._budget = 0.0
 
-    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None) -> None:
-        """What the placement may know of experts and exits."""
-        self._facts, self._exits = facts, exits
+    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None, *, quality_budget: float) -> None:
+        """What the placement may know of experts and exits, and what may be spent on doing without."""
+        self._facts, self._exits, self._budget = facts, exits, quality_budget
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """See ``trimmoe_placement``."""
-        return place(cluster, profile, calibration, self._facts, self._exits, budget=self.placed_for)
+        known = Known(
+            calibration=calibration,
+            facts=self._facts,
+            exits=self._exits,
+            budget=self._budget / MARGIN,
+            risk=RISK_PER_BUDGET * self._budget,
+            failure=FAILURE,
+        )
+        return place(cluster, profile, known)
 
     def begin(self, view: View) -> None:
         """Read the chains from the placement, and time layers on their owners."""

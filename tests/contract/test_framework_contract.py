@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.cluster import Cluster
+from agents.depth.apply import trimmed
+from agents.depth.registry import DEPTHS
 from agents.frameworks.base import Arrival, Demand, Framework, Plan, View
 from agents.frameworks.placements import check_placement
-from agents.frameworks.registry import BLIND_TO_BUDGET, FRAMEWORKS, create
+from agents.frameworks.registry import BLIND_TO_BUDGET, FRAMEWORKS, create, create_depth
 from agents.protocol import FULL, Placement
 
+from ..support.depth import facts  # noqa: TID252
 from ..unit.framework_cases import MIXTRAL, Still, calibration, cluster, demand, view  # noqa: TID252
 
 MEASURED = calibration()
@@ -158,3 +161,41 @@ def test_the_quality_budget_is_never_exceeded(name: str, budget: float, seed: in
         for choice in framework.plan(asked, seen).choices:
             spent += share[choice.expert] * MEASURED.quality_loss(layer, choice.precision)
         assert spent <= budget + 1e-12
+
+
+# --- composed with a depth policy -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_composed_name_routes_and_places_as_its_first_part(name: str) -> None:
+    shape, placement = placed(name, "small3")
+
+    composed = create(f"{name}+trimmoe")
+
+    assert composed.name == f"{name}+trimmoe"
+    assert composed.place(shape, MIXTRAL, MEASURED) == placement
+
+
+@pytest.mark.parametrize("depth", [name for name in DEPTHS if name != "none"])
+@pytest.mark.parametrize("name", NAMES)
+def test_under_every_depth_policy_each_expert_runs_once_or_is_left_out_and_the_ledger_is_kept(
+    name: str, depth: str
+) -> None:
+    here = route(name, "edge10", "s3")[0][2]
+    framework, seen, _ = begun(name, "edge10", here)
+    seen.facts = facts(MIXTRAL.layers, MIXTRAL.experts)
+    policy = create_depth(f"{name}+{depth}")
+    assert policy is not None
+    policy.begin(seen, None, quality_budget=0.02)
+    spent = 0.0
+    for layer in range(MIXTRAL.layers):
+        asked = demand(layer, tokens=6, seed=layer, spent=spent, next_server=here)
+
+        found = trimmed(policy, asked, framework.plan(asked, seen), seen, lambda rest: framework.plan(rest, seen))
+
+        share = {entry.expert: entry.gate_share for entry in asked.experts}
+        assert sorted(c.expert for c in found.plan.choices) == [entry.expert for entry in found.demand.experts]
+        assert {(c.runs, c.server, c.precision) for c in found.plan.choices} <= copies(seen.placement, layer)
+        assert found.plan.next_server == here
+        spent += found.cut_loss + sum(share[c.expert] * seen.loss(layer, c) for c in found.plan.choices)
+        assert not found.cuts or spent <= asked.quality_budget + 1e-12
