@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from agents.frameworks.registry import FRAMEWORKS, create
+from agents.frameworks.registry import ABLATIONS, FRAMEWORKS, create
 from agents.models.model import Model
 from agents.models.sampling import Sampling
 from agents.models.spec import TWINS, model_path
@@ -35,7 +35,7 @@ from orchestration.catalogue import builder, scenario_names
 from orchestration.cells import Grid, cells, rates_in, seeds_in
 from orchestration.comparison import prepare
 from orchestration.manifest import label
-from orchestration.places import AUTO, Backend, Place, dilated, dilation_in, open_place
+from orchestration.places import AUTO, Backend, Place, Sees, backend_for, dilated, dilation_in, open_place
 from orchestration.routing import check_recordable, convert_log, prompt_texts, scenario_texts
 from orchestration.routing import record_routing as record
 from orchestration.session import new_directory
@@ -98,7 +98,7 @@ Temperature = Annotated[
     float, typer.Option(min=0.0, max=100.0, help="of generated text; 0 takes the likeliest token, always")
 ]
 TopP = Annotated[float, typer.Option(help="draw among the likeliest tokens that together reach this probability")]
-SamplingSeed = Annotated[int, typer.Option(min=0, help="decides the draws, the same on every server")]
+SamplingSeed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="decides the draws, the same on every server")]
 GenerateShare = Annotated[float | None, typer.Option(min=0.0, max=1.0, help="share of requests that generate text")]
 ModelDirectory = Annotated[
     Path,
@@ -117,6 +117,9 @@ Dilation = Annotated[
 BackendName = Annotated[
     Backend, typer.Option("--backend", help="packets on a testbed that is up, virtual time, or what is possible")
 ]
+ViewName = Annotated[
+    Sees, typer.Option("--view", help="what frameworks see: what gossip and messages tell, or (sim) the true state")
+]
 SimulatedTopology = Annotated[
     Path | None, typer.Option("--topology", help="topology file, in virtual time; a testbed has its own")
 ]
@@ -129,6 +132,7 @@ Results = Annotated[Path, typer.Option(help="where run directories go")]
 def list_() -> None:
     """Show the frameworks, scenarios and topologies there are."""
     console.print("frameworks  ", ", ".join(FRAMEWORKS), "  (or the path of a Python file)")
+    console.print("ablations   ", ", ".join(ABLATIONS))
     console.print("scenarios   ", ", ".join(scenario_names()), "  (or the path of a Python file)")
     files = sorted((ROOT / "topologies").glob("*.yaml"))
     console.print("topologies  ", ", ".join(str(path.relative_to(ROOT)) for path in files))
@@ -169,6 +173,7 @@ def check(
         model=loaded,
         frameworks=_names(frameworks),
         redundancy=redundancy,
+        progress=say,
     )
     for candidate in prepared.candidates:
         copies: dict[str, int] = {}
@@ -193,6 +198,7 @@ def run(
     redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
     backend: BackendName = Backend.AUTO,
+    view: ViewName = Sees.ESTIMATED,
     topology: SimulatedTopology = None,
     testbed: TestbedName = None,
     results: Results = Path("results"),
@@ -213,6 +219,7 @@ def run(
         redundancy=redundancy,
         model=model,
         backend=backend,
+        view=view,
         topology=topology,
         testbed=testbed,
         results=results,
@@ -235,6 +242,7 @@ def compare_(
     redundancy: Redundancy = REDUNDANCY,
     model: ModelDirectory = DEFAULT_MODEL,
     backend: BackendName = Backend.AUTO,
+    view: ViewName = Sees.ESTIMATED,
     topology: SimulatedTopology = None,
     testbed: TestbedName = None,
     results: Results = Path("results"),
@@ -244,6 +252,7 @@ def compare_(
     for name in names:
         create(name)  # a name that is wrong is said before anything else is looked at
     slower = dilation_in(dilation)
+    backend = backend_for(view, backend, say)
     sampling = _sampling(temperature, top_p, sampling_seed)
     build = builder(scenario)
     loaded = Model.load(model)
@@ -260,7 +269,7 @@ def compare_(
             )
             for each in seeds
         }
-        directory = _played(place, scenarios, names, redundancy, slower, results)
+        directory = _played(place, scenarios, names, redundancy, slower, results, view=view)
     say(f"results in {directory}; draw them with `make plots`")
 
 
@@ -496,8 +505,13 @@ def _played(
     redundancy: float,
     dilation: float | None,
     results: Path,
+    *,
+    view: Sees = Sees.ESTIMATED,
 ) -> Path:
     """Prepare and play a comparison; its directory, which is made before anything that takes minutes."""
+    if not any(scenario.requests for scenario in scenarios.values()):
+        lasts_s = max(scenario.duration_s for scenario in scenarios.values())
+        raise TestbedError(f"no request arrives within {lasts_s:g} s: raise --duration or --rate, or change --seed")
     if len(place.topology.servers) > MANY_SERVERS:
         say(f"placing experts on {len(place.topology.servers)} servers; hetroute takes minutes for so many")
     prepared = prepare(
@@ -506,7 +520,9 @@ def _played(
         model=place.model,
         frameworks=frameworks,
         redundancy=redundancy,
+        progress=say,
     )
+    prepared = replace(prepared, view=str(view))
     directory = new_directory(results, prepared.scenario.name)
     slower = dilated(prepared, dilation, place.stage, say)
     try:

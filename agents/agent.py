@@ -7,7 +7,7 @@ transport and somewhere to report.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,11 +17,14 @@ from agents.clock import Clock
 from agents.depth.passes import Depth
 from agents.engine import Engine
 from agents.errors import FrameworkError
-from agents.frameworks.base import Framework, View
-from agents.frameworks.registry import create, create_depth
+from agents.frameworks.base import Framework, Health, LiveState, View
+from agents.frameworks.registry import create, create_depth, parts
 from agents.gossip import peers_of
 from agents.home import Home
+from agents.local.jobs import Pricing
+from agents.local.registry import lanes_of
 from agents.logits import teller
+from agents.migration import Mover
 from agents.models.arithmetic import Arithmetic
 from agents.models.calibrate import Calibration
 from agents.models.exits import ExitHeads
@@ -36,12 +39,19 @@ from agents.protocol import (
     Collected,
     Command,
     Configure,
+    Count,
+    Counted,
     Failed,
     Fidelity,
     Message,
+    Piece,
     Ping,
+    Placement,
+    Pull,
     Ready,
+    Rearrange,
     Refused,
+    Replica,
     Report,
     Sample,
     SlowDown,
@@ -49,6 +59,7 @@ from agents.protocol import (
     State,
     Stop,
     Submit,
+    Switch,
 )
 from agents.store import ExpertStore
 from agents.telemetry import Telemetry
@@ -77,6 +88,10 @@ class ConnectableTransport(Transport, Protocol):
     def connect(self, endpoints: Mapping[str, str]) -> None:
         """Reach these peers from now on."""
         ...
+
+
+class Sight(LiveState, Health, Protocol):
+    """Where frameworks look: at what telemetry knows, or at the truth."""
 
 
 class _Live:
@@ -124,7 +139,8 @@ class _Run:
         self.dropped_before = agent.transport.dropped
         self.telemetry = Telemetry(command.cluster, server, now_s=clock.now_s())
         self.channel = Channel(server=server, run_id=command.run_id, clock=clock, transport=agent.transport)
-        live = _Live(server, clock, self)
+        self.live = live = _Live(server, clock, self)
+        seen = live if agent.truth is None else agent.truth
         self.engine: Engine | None = None
         framework = create(command.framework)
         view = View(
@@ -133,27 +149,33 @@ class _Run:
             profile=agent.profile,
             calibration=agent.calibration,
             placement=command.placement,
-            live=live,
-            health=live,
+            live=seen,
+            health=seen,
             facts=agent.facts,
+            seed=command.seed,
         )
+        depth = self._depth(agent, view, device)
+        pricing = Pricing(server=server, device=device, view=view, depth=depth)
+        lanes = lanes_of(parts(command.framework).local, clock=clock, pricing=pricing, profile=agent.profile)
         self.store = ExpertStore(
             replicas=[copy for copy in command.placement.replicas if copy.server == server],
             device=device,
             expert_bytes=agent.profile.expert_bytes,
             clock=clock,
+            loader=lanes.loader,
         )
         self.engine = engine = Engine(
             server=server,
-            device=device,
             clock=clock,
             channel=self.channel,
             twin=agent.twin,
             store=self.store,
+            lane=lanes.device,
+            pricing=pricing,
             framework=framework,
             view=view,
             quality_budget=command.quality_budget,
-            depth=self._depth(agent, view, device),
+            depth=depth,
             deliver=agent.deliver,
             tell_logits=teller(agent.report, known=command.known_logits),
         )
@@ -166,8 +188,21 @@ class _Run:
             begin=lambda ticket, tokens, ready_s: engine.enter(ticket, tokens, ready_s=ready_s),
             report=agent.report,
         )
+        self.framework = framework
+        self.mover = Mover(
+            server=server,
+            clock=clock,
+            channel=self.channel,
+            cluster=command.cluster,
+            expert_bytes=agent.profile.expert_bytes,
+            store=self.store,
+            alive=live.alive,
+            arrived=lambda copy: self._warm_up(agent.twin, [copy]),
+            report=agent.report,
+        )
+        self.placement = command.placement
         self._begin(framework, view)
-        self._warm_up(agent.twin)
+        self._warm_up(agent.twin, command.placement.replicas)
         self.tasks: set[asyncio.Task[None]] = set()
 
     def _depth(self, agent: Agent, view: View, device: Device) -> Depth:
@@ -188,18 +223,39 @@ class _Run:
     def _begin(self, framework: Framework, view: View) -> None:
         try:
             framework.begin(view)
+            worth = framework.worth()
+            if worth is not None:
+                self.store.keep_by(worth)
         except TestbedError:
             raise
         except (Exception, SystemExit) as error:  # a framework of the user's may raise anything
             reason = f"{self.command.framework} cannot begin: {type(error).__name__}: {error}"
             raise FrameworkError(reason) from error
 
-    def _warm_up(self, twin: Arithmetic) -> None:
-        """Prepare the weights of every copy held here, so that the first request does not pay for it."""
+    def _warm_up(self, twin: Arithmetic, copies: Iterable[Replica]) -> None:
+        """Prepare the weights of those copies that are held here, so that the first request does not pay for it."""
         nothing = np.zeros((1, twin.spec.width), dtype=np.float32)
-        for copy in self.command.placement.replicas:
+        for copy in copies:
             if copy.server == self.server:
                 twin.outputs(copy.layer, [(copy.expert, copy.precision, 1)], nothing)
+
+    def rearrange(self, command: Rearrange, *, now_s: float) -> None:
+        """Get what another placement puts here; the one that is in force means that a move was given up."""
+        if command.placement == self.placement:
+            self._keep(self.placement, now_s)
+        self.mover.rearrange(command, self.placement)
+
+    def _keep(self, placement: Placement, now_s: float) -> None:
+        self.store.rearrange([copy for copy in placement.replicas if copy.server == self.server], now_s=now_s)
+
+    def switch(self, move: int, *, now_s: float) -> None:
+        """Put the placement of a move in force; FrameworkError if it is not all here."""
+        placement = self.mover.switched(move)
+        if placement is None:
+            raise FrameworkError(f"placement {move} is to be in force, but its copies have not arrived")
+        self._keep(placement, now_s)
+        self.placement = placement
+        self.passes.rearrange(placement)
 
     @property
     def passes(self) -> Engine:
@@ -210,6 +266,7 @@ class _Run:
 
     def close(self) -> None:
         self.passes.close()
+        self.store.close()
         for task in self.tasks:
             task.cancel()
 
@@ -231,7 +288,9 @@ class Agent:
         report: Callable[[Report], None],
         rss_bytes: Callable[[], int],
         stop: Callable[[], None],
+        truth: Sight | None = None,
     ) -> None:
+        """``truth``: what frameworks see in the place of telemetry, where somebody knows it."""
         self.server = server
         self.clock = clock
         self.transport = transport
@@ -241,9 +300,15 @@ class Agent:
         self.facts = facts
         self.exits = exits
         self.report = report
+        self.truth = truth
         self._rss_bytes = rss_bytes
         self._stop = stop
         self._run: _Run | None = None
+
+    @property
+    def sight(self) -> Sight | None:
+        """What this server knows, of itself exactly; None without a run."""
+        return None if self._run is None else self._run.live
 
     # --- management plane -------------------------------------------------------------------------------------------
 
@@ -262,6 +327,8 @@ class Agent:
             case SlowDown(factor=factor):
                 if self._run is not None:
                     self._run.passes.slow_down(factor)
+            case Count() | Rearrange() | Switch():
+                self._move(command)
             case Collect():
                 self._collect()
             case Stop():
@@ -298,6 +365,23 @@ class Agent:
         run.telemetry = Telemetry(run.command.cluster, self.server, now_s=self.clock.now_s())
         self._spawn(run, self._gossip(run), "gossiping")
 
+    def _move(self, command: Count | Rearrange | Switch) -> None:
+        """A step of a review of the placement."""
+        run = self._run
+        if run is None:
+            self.report(Refused(server=self.server, reason="there is no run whose placement could change"))
+            return
+        try:
+            match command:
+                case Count(review=review):
+                    self.report(Counted(server=self.server, review=review, asked=run.framework.counted()))
+                case Rearrange():
+                    run.rearrange(command, now_s=self.clock.now_s())
+                case Switch(move=move):
+                    run.switch(move, now_s=self.clock.now_s())
+        except (Exception, SystemExit) as error:  # a framework of the user's may raise anything
+            self.report(Refused(server=self.server, reason=f"{type(error).__name__}: {error}"))
+
     def _collect(self) -> None:
         run = self._run
         if run is None:
@@ -314,7 +398,7 @@ class Agent:
             lag_max_s=float(late_s.max()),
             dropped_messages=self.transport.dropped - run.dropped_before,
         )
-        self.report(Collected(server=self.server, layers=run.passes.records, fidelity=fidelity))
+        self.report(Collected(server=self.server, layers=run.passes.records, fidelity=fidelity, loads=run.store.loads))
         self.close()
 
     # --- data plane ---------------------------------------------------------------------------------------------------
@@ -325,8 +409,16 @@ class Agent:
         if run is None or message.run != run.command.run_id:
             return  # a straggler of a run that has ended
         run.telemetry.received(message, now_s=self.clock.now_s())
-        if not isinstance(message.body, State):
+        if isinstance(message.body, Pull | Piece):
+            self._move_piece(run, message.source, message.body)
+        elif not isinstance(message.body, State):
             run.passes.receive(message)
+
+    def _move_piece(self, run: _Run, source: str, body: Pull | Piece) -> None:
+        try:
+            run.mover.receive(source, body)
+        except TestbedError as error:  # no room for what has arrived
+            self.report(Refused(server=self.server, reason=str(error)))
 
     def deliver(self, body: Body, arrays: tuple[Array, ...]) -> None:
         """A pass of a request whose home is here has ended."""
@@ -368,6 +460,7 @@ class Agent:
                 run.passes.peers_lost(run.telemetry.lost)
             run.home.expire()
             run.passes.upkeep()
+            run.mover.tick()
             round_number += 1
             if round_number % SAMPLE_EVERY == 0:
                 run.telemetry.forget(now_s=now_s)

@@ -6,7 +6,7 @@ network's path, nominally.  Live values come from telemetry (``agents.frameworks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -22,6 +22,7 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     device: Device
     home_share: float  # share of the requests that arrive here, in [0, 1]; shares of a cluster add up to 1
+    domain_shares: tuple[tuple[str, float], ...] = ()  # what its users ask about, in all 1; empty: nobody knows
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # the dict holds what is cached; not on the wire
@@ -58,9 +59,17 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, dict=True):  # the dict
 
 
 def cluster_of(
-    topology: Topology, *, arrival_rate_per_s: float, tokens_per_request: int, redundancy: float = 2.0
+    topology: Topology,
+    *,
+    arrival_rate_per_s: float,
+    tokens_per_request: int,
+    redundancy: float = 2.0,
+    domain_shares: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Cluster:
-    """Reduce a topology to its servers and the paths between them."""
+    """Reduce a topology to its servers and the paths between them.
+
+    ``domain_shares`` says by server what its users ask about, where that is known.
+    """
     paths = Paths(topology)
     nodes = topology.servers
     users = sum(node.users for node in nodes)
@@ -68,7 +77,8 @@ def cluster_of(
     for node in nodes:
         if node.device is None:
             raise ValueError(f"server {node.name} has no device")
-        servers.append(Server(name=node.name, device=node.device, home_share=node.users / users))
+        asked = tuple((domain_shares or {}).get(node.name, {}).items())
+        servers.append(Server(name=node.name, device=node.device, home_share=node.users / users, domain_shares=asked))
     names = [node.name for node in nodes]
     return Cluster(
         servers=tuple(servers),

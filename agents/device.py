@@ -14,7 +14,7 @@ measured where results leave (``agents.engine``), added up along each request's 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from agents.clock import Clock
 
@@ -22,6 +22,24 @@ T = TypeVar("T")
 
 #: Weight of the newest job in the recent mean wait that is gossiped.
 WAIT_SMOOTHING = 0.1
+
+
+class Meter(Protocol):
+    """What is told to others and sampled of a lane."""
+
+    busy_s: float
+    jobs: int
+    overruns: int
+    wait_s: float
+    wake_ups_late_s: list[float]
+
+    def backlog_s(self) -> float:
+        """Modelled work in front of a job that would arrive now."""
+        ...
+
+    def busy_share(self) -> float:
+        """Share of the time since the previous call that was busy, in [0, 1]."""
+        ...
 
 
 class SerialLane:
@@ -41,7 +59,15 @@ class SerialLane:
     def reserve(self, ready_s: float, modelled_s: float) -> float:
         """Book the next slot; returns its finish (1)."""
         start_s = max(ready_s, self._free_s)
-        self.wait_s += WAIT_SMOOTHING * (start_s - ready_s - self.wait_s)
+        self.waited(start_s - ready_s)
+        return self.book(start_s, modelled_s)
+
+    def waited(self, wait_s: float) -> None:
+        """A job begins that has been ready for so long."""
+        self.wait_s += WAIT_SMOOTHING * (wait_s - self.wait_s)
+
+    def book(self, start_s: float, modelled_s: float) -> float:
+        """Be busy from ``start_s`` on, which is not before the end of what was booked; returns the finish."""
         self._free_s = start_s + modelled_s
         self.busy_s += modelled_s
         self.jobs += 1
@@ -50,22 +76,30 @@ class SerialLane:
     async def run(self, work: Callable[[], T], *, ready_s: float, modelled_s: float) -> tuple[T, float]:
         """Do ``work``; returns its result, no earlier than its modelled finish (1), and that finish."""
         finish_s = self.reserve(ready_s, modelled_s)
+        return await self.hold(work, finish_s), finish_s
+
+    async def hold(self, work: Callable[[], T], finish_s: float) -> T:
+        """Do ``work`` and hold its result back until ``finish_s``."""
         result = work()
         if self._clock.now_s() > finish_s:
             self.overruns += 1
         else:
             await self._clock.sleep_until_s(finish_s)
             self.wake_ups_late_s.append(self._clock.now_s() - finish_s)
-        return result, finish_s
+        return result
+
+    def booked_s(self) -> float:
+        """What is left of the jobs that have a slot."""
+        return max(0.0, self._free_s - self._clock.now_s())
 
     def backlog_s(self) -> float:
         """Modelled work in front of a job that would arrive now."""
-        return max(0.0, self._free_s - self._clock.now_s())
+        return self.booked_s()
 
     def busy_share(self) -> float:
         """Share of the time since the previous call that was busy, in [0, 1]."""
         now_s = self._clock.now_s()
-        done_s = self.busy_s - self.backlog_s()
+        done_s = self.busy_s - self.booked_s()
         elapsed_s = now_s - self._sampled_s
         share = (done_s - self._busy_before_sample_s) / elapsed_s if elapsed_s > 0 else 0.0
         self._sampled_s, self._busy_before_sample_s = now_s, done_s

@@ -16,12 +16,12 @@ from agents.channel import Channel
 from agents.clock import Clock
 from agents.depth.apply import Trimmed
 from agents.depth.passes import NOBODY, Depth, all_gone, staying
-from agents.device import SerialLane
 from agents.errors import FrameworkError
-from agents.experts import ExpertRunner
+from agents.experts import ExpertRunner, Origin
 from agents.frameworks.base import Choice, Demand, Feedback, Framework, Plan, View
-from agents.frameworks.cost import head_s
 from agents.gather import Gather, Residual
+from agents.local.jobs import Dense, Head, Job, Pricing
+from agents.local.lanes import Lane
 from agents.logits import Tell
 from agents.models.arithmetic import Arithmetic, Cache
 from agents.models.mixture import finish
@@ -38,13 +38,13 @@ from agents.protocol import (
     Failed,
     LayerRecord,
     Message,
+    Placement,
     Result,
     Ticket,
 )
 from agents.routing import Batch, Routed, by_server, check_plan
 from agents.store import ExpertStore
 from testbed.errors import TestbedError
-from testbed.topology import Device
 
 #: Stands between a server's name and the number of one of several parts that it does of one layer.
 PART = "/"
@@ -61,11 +61,12 @@ class Engine:
         self,
         *,
         server: str,
-        device: Device,
         clock: Clock,
         channel: Channel,
         twin: Arithmetic,
         store: ExpertStore,
+        lane: Lane,
+        pricing: Pricing,
         framework: Framework,
         view: View,
         quality_budget: float,
@@ -78,7 +79,6 @@ class Engine:
         ``tell_logits`` takes what a score pass ended in, of a model whose logits mean something.
         """
         self._server = server
-        self._device = device
         self._clock = clock
         self._channel = channel
         self._twin = twin
@@ -91,14 +91,14 @@ class Engine:
         self._profile = view.profile
         self._layers = self._profile.layers
         self._servers = view.cluster.names
-        self._replicas = frozenset(
-            (copy.layer, copy.expert, copy.server, copy.precision) for copy in view.placement.replicas
-        )
+        self._replicas = _copies(view.placement)
         self._gathers: dict[tuple[int, int, int], Gather] = {}
         self._caches: dict[int, tuple[float, dict[int, Cache]]] = {}  # request -> deadline, layer -> cache
         self._tasks: set[asyncio.Task[None]] = set()
-        self.lane = SerialLane(clock)
-        self._experts = ExpertRunner(server=server, lane=self.lane, store=store, twin=twin, view=view)
+        self.lane = lane
+        self._pricing = pricing
+        self._store = store
+        self._experts = ExpertRunner(lane=lane, store=store, twin=twin)
         self.records: list[LayerRecord] = []
 
     # --- messages in ------------------------------------------------------------------------------------------------
@@ -162,12 +162,17 @@ class Engine:
 
     def slow_down(self, factor: float) -> None:
         """From now on jobs take ``factor`` times as long as the data sheet says; those in the queue keep theirs."""
-        self._experts.slowness = factor
+        self._pricing.slowness = factor
 
     @property
     def slowness(self) -> float:
         """How many times longer than on its data sheet the device takes."""
-        return self._experts.slowness
+        return self._pricing.slowness
+
+    def rearrange(self, placement: Placement) -> None:
+        """Plan by this placement from now on; the store has its copies."""
+        self._view.rearrange(placement)
+        self._replicas = _copies(placement)
 
     def upkeep(self) -> None:
         """Once per round of gossip: let the framework take in what has changed, and drop what has expired."""
@@ -185,11 +190,14 @@ class Engine:
             if now_s > deadline_s:
                 del self._caches[request]
         self._depth.forget(now_s)
+        self._store.forget_expired(now_s)
+        self.lane.forget(now_s)
 
     def close(self) -> None:
         """Cancel everything under way."""
         for task in self._tasks:
             task.cancel()
+        self.lane.close()
 
     # --- the flow through the layers ----------------------------------------------------------------------------------
 
@@ -212,6 +220,7 @@ class Engine:
             self._account(ticket, record, found, routed)
             self._depth.decide(record, found, len(stream), left)
             total = np.zeros(stream.shape, dtype=np.int64)
+            self._prefetch(ticket, plan)
             own = groups.pop(self._server, None)
             if not plan.merged:
                 groups = _each_alone(groups)
@@ -230,14 +239,16 @@ class Engine:
                 )
             if own is not None:
                 batch = routed.batch(own)
-                own_part, loaded, finish_s = await self._experts.run(layer, batch, hidden[batch.rows], ready_s)
+                own_part, loaded, finish_s = await self._experts.run(
+                    Origin(request=ticket.request, step=ticket.step, layer=layer), batch, hidden[batch.rows], ready_s
+                )
                 total[batch.rows if places is None else places[batch.rows]] = own_part
                 record.slow_experts += loaded
                 record.experts_s = finish_s - ready_s
                 ready_s = finish_s
             if not groups:
                 stream = finish(stream, total)
-                left = self._depth.leave(layer, record, stream, left)
+                left = self._depth.leave(ticket, record, len(tokens), stream, left)
                 if all_gone(left):
                     self._close_record(record, ticket, waited_s=0.0, now_s=ready_s)
                     self._depth.park(ticket, layer, stream, left)
@@ -284,8 +295,16 @@ class Engine:
             after[places] = gate.residual(seen)
             return after, routed, gate.hidden
 
-        modelled_s = self.slowness * self._depth.dense_s(self._server, len(stream), left)
-        (attended, routed, hidden), finish_s = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)
+        (attended, routed, hidden), finish_s = await self.lane.serve(
+            Job(
+                request=ticket.request,
+                step=ticket.step,
+                stage=2 * layer,
+                part=Dense(rows=len(stream), left=left),
+                work=work,
+                ready_s=ready_s,
+            )
+        )
         return attended, routed, hidden, finish_s
 
     def _plan(self, ticket: Ticket, layer: int, routed: Routed) -> Trimmed:
@@ -301,6 +320,7 @@ class Engine:
             quality_budget=self._quality_budget,
             # A pass that has left early has fixed a part of the path only.
             next_server=ticket.path[layer + 1] if len(ticket.path) > layer + 1 else None,
+            notes=ticket.notes,
         )
 
         def checked(demand: Demand) -> Plan:
@@ -313,7 +333,18 @@ class Engine:
             check_plan(found.plan, found.demand, self._replicas, self._servers, self._framework.name)
         if demand.next_server is None:
             ticket.path.append(found.plan.next_server)
+        if found.plan.notes is not None:
+            ticket.notes = found.plan.notes
         return found
+
+    def _prefetch(self, ticket: Ticket, plan: Plan) -> None:
+        """Let the store load ahead what the plan names; FrameworkError if that is another server's."""
+        for copy in plan.prefetch:
+            if copy.server != self._server:
+                raise FrameworkError(
+                    f"{self._framework.name}: {self._server} can load nothing ahead that lies at {copy.server}"
+                )
+        self._store.prefetch(ticket.request, [(copy.layer, copy.expert, copy.precision) for copy in plan.prefetch])
 
     def _account(self, ticket: Ticket, record: LayerRecord, found: Trimmed, routed: Routed) -> None:
         """Write down what the plan and its cuts spend; FrameworkError if that breaks somebody's promise."""
@@ -342,7 +373,9 @@ class Engine:
         """Run experts for another server's pass."""
         hidden, rows, index, weights = arrays
         batch = Batch(calls=body.calls, rows=rows, index=index, weights=weights)
-        total, loaded, finish_s = await self._experts.run(body.layer, batch, hidden, ready_s)
+        total, loaded, finish_s = await self._experts.run(
+            Origin(request=body.request, step=body.step, layer=body.layer), batch, hidden, ready_s
+        )
         result = Result(
             request=body.request,
             step=body.step,
@@ -370,9 +403,16 @@ class Engine:
                 found[-1] = choose(logits[-1], ticket.sampling, ticket.sampling.draw(ticket.request, ticket.step))
             return logits, nll.astype(np.float32), found.astype(np.int32), digest(logits)
 
-        modelled_s = head_s(self._device, self._profile, len(wanted)) + self._depth.heads_s(ends)
-        modelled_s *= self.slowness
-        (logits, nll, top1, logits_digest), finish_s = await self.lane.run(work, ready_s=ready_s, modelled_s=modelled_s)
+        (logits, nll, top1, logits_digest), finish_s = await self.lane.serve(
+            Job(
+                request=ticket.request,
+                step=ticket.step,
+                stage=2 * self._layers,
+                part=Head(rows=len(wanted), left=ends),
+                work=work,
+                ready_s=ready_s,
+            )
+        )
         size_bytes = TOKEN_ID_BYTES * len(wanted)
         if self._server != ticket.home:
             ticket.sent_bytes += size_bytes
@@ -411,7 +451,7 @@ class Engine:
         record.remote_slow_experts = gather.loaded
         left = residual.left
         if residual.parts:  # otherwise the sender has asked who leaves
-            left = self._depth.leave(record.layer, record, stream, left)
+            left = self._depth.leave(ticket, record, len(residual.tokens), stream, left)
         self._close_record(record, ticket, waited_s=ready_s - residual.ready_s, now_s=ready_s)
         if all_gone(left):
             self._depth.park(ticket, record.layer, stream, left)
@@ -523,6 +563,11 @@ class Engine:
 
     def _fail(self, home: str, request: int, step: int, reason: str) -> None:
         self._send(home, Failed(request=request, step=step, reason=reason), (), 0)
+
+
+def _copies(placement: Placement) -> frozenset[tuple[int, int, str, str]]:
+    """What plans may name: layer, expert, server, precision."""
+    return frozenset((copy.layer, copy.expert, copy.server, copy.precision) for copy in placement.replicas)
 
 
 def _label(server: str, part: str) -> str:

@@ -12,6 +12,7 @@ from agents.clock import Clock
 from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, Framework, View
 from agents.protocol import TOKEN_ID_BYTES, Answer, Array, Done, Enter, Failed, Submit, Ticket
+from agents.routing import check_notes
 from testbed.errors import TestbedError
 
 Begin = Callable[[Ticket, Array, float], None]
@@ -68,6 +69,8 @@ class Home:
             entry = self._framework.enter(arrival, self._view)
             if entry not in self._view.cluster.names:
                 raise FrameworkError(f"{self._framework.name}: the entry server {entry!r} does not exist")
+            notes = self._framework.notes(arrival, self._view)
+            check_notes(notes, self._framework.name)
         except TestbedError as error:
             self._fail(submit.request, str(error))
             return
@@ -83,6 +86,7 @@ class Home:
             deadline_s=submit.deadline_s,
             path=[],
             sampling=submit.sampling,
+            notes=notes,
         )
         self._enter(ticket, submit.tokens, entry, ready_s=request.sent_s)
 

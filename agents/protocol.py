@@ -11,6 +11,8 @@ A pass begins and ends at the home server, and only token ids travel there:
     home  --Enter-->  a(0)  ...  a(L)  --Answer-->  home
     any   --Failed-->  home                 a pass ends in an answer or in an explicit error
 
+    any   --Pull-->  a holder  --Piece-->  back        weights of a copy that moves (``agents.migration``)
+
     any   --State-->  other servers         gossip: load, and how the links into it look; doubles as the heartbeat
                                             (``agents.gossip`` says who tells whom)
 
@@ -43,7 +45,7 @@ Which message moves a request at one server, and what it then waits for:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from numpy.typing import NDArray
@@ -71,10 +73,14 @@ MAX_MESSAGE_BYTES = 256 * 2**20
 #: Logits that an agent reports of one pass; larger ones stay where they are, and nothing is said of their divergence.
 MAX_LOGITS_BYTES = 8 * 2**20
 
+#: What a framework may let travel with a request.
+MAX_NOTES_BYTES = 2048
+
 TOKEN_ID_BYTES = 4
 
 Array = NDArray[Any]
 RequestKind = Literal["score", "generate"]
+Notes = Annotated[bytes, msgspec.Meta(max_length=MAX_NOTES_BYTES)]
 
 
 class ProtocolError(TestbedError):
@@ -96,6 +102,7 @@ class Ticket(msgspec.Struct, kw_only=True):
     quality_spent: float = 0.0  # estimated relative NLL increase so far
     late_s: float = 0.0  # added by the host on the pass's critical path so far
     sampling: Sampling = GREEDY  # of a request that generates
+    notes: Notes = b""  # of the framework to itself, about this request
 
     @property
     def key(self) -> tuple[int, int]:
@@ -220,7 +227,27 @@ class State(msgspec.Struct, frozen=True, kw_only=True, tag="state"):
     cached: list[tuple[int, int, str]] = []  # loaded from slow memory and still there: layer, expert, precision
 
 
-Body = Enter | Advance | Execute | Result | Answer | Failed | State
+class Pull(msgspec.Struct, frozen=True, kw_only=True, tag="pull"):
+    """To a holder of an expert: send this piece of its weights (``agents.migration``)."""
+
+    move: int
+    layer: int
+    expert: int
+    precision: str
+    piece: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
+    """A piece of an expert's weights: nothing but its size matters here."""
+
+    move: int
+    layer: int
+    expert: int
+    precision: str
+    piece: Annotated[int, msgspec.Meta(ge=0)]
+
+
+Body = Enter | Advance | Execute | Result | Answer | Failed | State | Pull | Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +276,8 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Result: (ArraySpec("rows", "<i4", 1), ArraySpec("sum", "<i8", 2)),
     Answer: (ArraySpec("nll", "<f4", 1), ArraySpec("top1", "<i4", 1)),
     Failed: (),
+    Pull: (),
+    Piece: (),
     State: (
         # (5, servers of the cluster); (0, 0) in a small one.  Rows: when each server was last heard of, when it last
         # said how it is, and what it said, in the order of ``State``'s first fields.
@@ -299,6 +328,7 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag="configure"):
     addresses: dict[str, str]  # server -> endpoint on the data plane
     quality_budget: float
     known_logits: frozenset[bytes] = frozenset()  # digests of those that the orchestrator has already
+    seed: int = 0  # of the run, for frameworks that draw lots
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -338,7 +368,26 @@ class SlowDown(msgspec.Struct, frozen=True, kw_only=True, tag="slow_down"):
     factor: float
 
 
-Command = Configure | Start | Submit | SlowDown | Ping | Collect | Stop
+class Count(msgspec.Struct, frozen=True, kw_only=True, tag="count"):
+    """Say what the framework has counted since it was asked last."""
+
+    review: int  # counts up within a run
+
+
+class Rearrange(msgspec.Struct, frozen=True, kw_only=True, tag="rearrange"):
+    """Get the copies that a new placement puts on this server; the old one stays in force until ``Switch``."""
+
+    move: int  # counts up within a run
+    placement: Placement
+
+
+class Switch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
+    """The placement of this move is in force from now on."""
+
+    move: int
+
+
+Command = Configure | Start | Submit | SlowDown | Ping | Count | Rearrange | Switch | Collect | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -407,12 +456,39 @@ class Fidelity(msgspec.Struct, frozen=True, kw_only=True):
     dropped_messages: int
 
 
+class Counted(msgspec.Struct, frozen=True, kw_only=True, tag="counted"):
+    """Answer to ``Count``."""
+
+    server: str
+    review: int  # of the ``Count``
+    asked: list[list[int]]  # by layer and expert: tokens; empty where the framework counts nothing
+
+
+class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
+    """Everything that a move puts on this server is there."""
+
+    server: str
+    move: int
+    copies: int  # that came over the links for it
+    received_bytes: int
+
+
+class Loads(msgspec.Struct, kw_only=True):
+    """Experts that one server brought from slow to fast memory."""
+
+    demanded: int = 0  # because a pass waited for them
+    prefetched: int = 0  # ahead of any gate that chose them
+    used: int = 0  # of these: asked for while they were there or on their way
+    wasted: int = 0  # evicted before; the rest was still there at the end
+
+
 class Collected(msgspec.Struct, frozen=True, kw_only=True, tag="collected"):
     """Answer to ``Collect``."""
 
     server: str
     layers: list[LayerRecord]
     fidelity: Fidelity
+    loads: Loads = msgspec.field(default_factory=Loads)
 
 
-Report = Ready | Refused | Done | Logits | Sample | Collected
+Report = Ready | Refused | Done | Logits | Sample | Counted | Arrived | Collected

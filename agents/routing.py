@@ -20,10 +20,13 @@ import numpy as np
 from agents.errors import FrameworkError
 from agents.frameworks.base import Choice, Demand, ExpertDemand, Plan
 from agents.models.mixture import Gate
-from agents.protocol import Array, ExpertCall
+from agents.protocol import MAX_NOTES_BYTES, Array, ExpertCall
 
 #: Batches kept for one repeated gate.  A framework splits a layer in few ways; the bound only guards memory.
 BATCHES_KEPT = 16
+
+#: Copies that one plan may name to be loaded ahead: twice the experts of the widest layer among the models here.
+MAX_AHEAD = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +135,19 @@ def by_server(choices: Iterable[Choice]) -> dict[str, list[Choice]]:
     return groups
 
 
+def check_notes(notes: bytes | None, framework: str) -> None:
+    """FrameworkError for notes that are none, or more than may travel with a request."""
+    if notes is not None and not (isinstance(notes, bytes) and len(notes) <= MAX_NOTES_BYTES):
+        size = f"{len(notes)} bytes" if isinstance(notes, bytes) else type(notes).__name__
+        raise FrameworkError(f"{framework}: notes are at most {MAX_NOTES_BYTES} bytes, not {size}")
+
+
 def check_plan(
     plan: Plan, demand: Demand, replicas: frozenset[tuple[int, int, str, str]], servers: Sequence[str], framework: str
 ) -> None:
     """FrameworkError when a plan leaves an expert out, repeats one, or names a copy or server that does not exist.
 
-    ``replicas`` holds (layer, expert, server, precision).
+    Notes and loads ahead are bounded too.  ``replicas`` holds (layer, expert, server, precision).
     """
     where = f"{framework}, layer {demand.layer}"
     if not isinstance(plan, Plan):
@@ -149,6 +159,9 @@ def check_plan(
     for choice in plan.choices:
         if (demand.layer, choice.runs, choice.server, choice.precision) not in replicas:
             raise FrameworkError(f"{where}: {choice.server} holds no {choice.precision} copy of expert {choice.runs}")
+    check_notes(plan.notes, where)
+    if len(plan.prefetch) > MAX_AHEAD:
+        raise FrameworkError(f"{where}: a plan loads at most {MAX_AHEAD} copies ahead, not {len(plan.prefetch)}")
     if plan.next_server not in servers:
         raise FrameworkError(f"{where}: the next server {plan.next_server!r} does not exist")
     if demand.next_server is not None and plan.next_server != demand.next_server:

@@ -8,6 +8,9 @@ Every message on the data plane carries its sending time, so its receiver measur
     d  one-way delay, s; includes queueing behind other traffic        transit  receive time - send time
     p  pace that one message gets, s/bit, the inverse of a rate; congestion shows here
 
+Both stamps of a transit are of one clock: agents share their host's.  In the field an offset between two clocks would
+be part of d, and cancel in (2); servers there need NTP or better.
+
 Estimates age back to the nominal value of the topology with time constant ``FORGET_S``: a path that is avoided gets no
 messages and would otherwise look bad for ever.  Each server gossips the estimates of the paths INTO it; together
 these rows make the matrix that planning reads.

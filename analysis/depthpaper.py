@@ -1,73 +1,26 @@
 """Tables and figures of ``scenarios/trimmoe_paper.py``: one directory of comparisons, one page of Markdown.
 
-    traffic     activation payload on links, all requests / tokens of their prompts                               (1)
-    elsewhere   calls that ran on another server / calls that ran                                                  (2)
-    loss        Σ KL(full || served) / Σ NLL of full, over the tokens of a domain; the worst domain               (3)
-
-(3) is the rise of NLL that is to be expected; the measured rise, which is noisier, stands beside it.
+What the columns mean stands in ``analysis.paperlines``.  Where a part has several seeds, the loss is that of the worst
+domain of the worst seed; all else are means, and changes are made seed by seed, with Student's 95 % interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import polars as pl
 from matplotlib.figure import Figure
 
 from analysis import depth, style
-from analysis.load import Comparison, Run, load
+from analysis.load import Comparison, load
+from analysis.paperlines import Line, line
+from analysis.seeds import over_seeds
+from analysis.text import change_with_interval
 
 BASELINE = "edgeshard"
 #: The paper's figures against its weakest baseline, in percent (abstract and public explanation).
 PAPER_LATENCY, PAPER_TRAFFIC, PAPER_LOSS = -62.8, -77.2, 2.0
 PAGE = "trimmoe_paper.md"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One run of one framework."""
-
-    framework: str
-    answered: int
-    sent: int
-    mean_s: float
-    p99_s: float
-    within_slo: float
-    bytes_per_token: float  # (1)
-    elsewhere: float  # (2)
-    loss: float | None  # (3)
-    worst: str | None  # its domain
-    rise: float | None  # largest measured rise of NLL of any domain
-    ttft_s: float | None
-    tpot_s: float | None
-    agreement: float | None
-
-
-def line(run: Run) -> Line:
-    """Equations (1) to (3) of a run."""
-    done, layers = run.completed, run.layers
-    tokens = int((done["prompt_tokens"] + done["output_tokens"]).sum())
-    experts = int(layers["experts"].sum())
-    worst = _domains(done)
-    latency = done["latency_s"]
-    return Line(
-        framework=run.manifest.framework,
-        answered=done.height,
-        sent=run.requests.height,
-        mean_s=_number(latency.mean()),
-        p99_s=_number(latency.quantile(0.99, "linear")),
-        within_slo=int((latency <= run.manifest.slo_s).sum()) / max(1, run.requests.height),
-        bytes_per_token=int(done["sent_bytes"].sum()) / max(1, tokens),
-        elsewhere=int(layers["remote_experts"].sum()) / max(1, experts),
-        loss=None if worst is None else _number(worst["loss"].max()),
-        worst=None if worst is None else str(worst.sort("loss")["domain"][-1]),
-        rise=None if worst is None else _number(worst["rise"].max()),
-        ttft_s=_some(done["ttft_s"].mean()),
-        tpot_s=_some(done["tpot_s"].mean()),
-        agreement=_some(done["top1_agreement"].mean()),
-    )
 
 
 def draw(directory: Path) -> str:
@@ -130,52 +83,46 @@ def _page(comparisons: dict[str, Comparison], lines: dict[str, list[Line]]) -> I
 
 
 def _table(lines: list[Line]) -> str:
-    base = next((each for each in lines if each.framework == BASELINE), lines[0])
-    heads = ["framework", "answered", "mean (ms)", "P99 (ms)", f"mean against {base.framework}", "within SLO"]
+    """A row per framework: means over its runs, and changes seed by seed; lines are in the order of runs."""
+    by_name: dict[str, list[Line]] = {}
+    for each in lines:
+        by_name.setdefault(each.framework, []).append(each)
+    base = by_name.get(BASELINE) or next(iter(by_name.values()))
+    heads = ["framework", "answered", "mean (ms)", "P99 (ms)", f"mean against {base[0].framework}", "within SLO"]
     heads += ["GB per 1000 tokens", "traffic", "calls elsewhere", "loss, worst domain", "measured rise", "top-1"]
     generates = any(each.ttft_s is not None for each in lines)
     heads += ["TTFT (ms)", "TPOT (ms)"] if generates else []
     rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for each in lines:
+    for name, runs in by_name.items():
+        worst = max(runs, key=lambda each: each.loss or 0.0)
         cells = [
-            f"`{each.framework}`",
-            f"{each.answered} of {each.sent}",
-            f"{1e3 * each.mean_s:.1f}",
-            f"{1e3 * each.p99_s:.1f}",
-            _change(each.mean_s, base.mean_s),
-            f"{100 * each.within_slo:.0f} %",
-            f"{each.bytes_per_token * 1e-6:.4f}",
-            _change(each.bytes_per_token, base.bytes_per_token),
-            f"{100 * each.elsewhere:.1f} %",
-            "" if each.loss is None else f"{100 * each.loss:.2f} % ({each.worst})",
-            "" if each.rise is None else f"{100 * each.rise:+.2f} %",
-            "" if each.agreement is None else f"{100 * each.agreement:.1f} %",
+            f"`{name}`",
+            f"{sum(each.answered for each in runs)} of {sum(each.sent for each in runs)}",
+            _mean([each.mean_s for each in runs], 1e3, ".1f"),
+            _mean([each.p99_s for each in runs], 1e3, ".1f"),
+            _change([each.mean_s for each in runs], [each.mean_s for each in base]),
+            _mean([each.within_slo for each in runs], 100, ".0f") + " %",
+            _mean([each.bytes_per_token for each in runs], 1e-6, ".4f"),
+            _change([each.bytes_per_token for each in runs], [each.bytes_per_token for each in base]),
+            _mean([each.elsewhere for each in runs], 100, ".1f") + " %",
+            "" if worst.loss is None else f"{100 * worst.loss:.2f} % ({worst.worst})",
+            _mean([each.rise for each in runs], 100, "+.2f", " %"),
+            _mean([each.agreement for each in runs], 100, ".1f", " %"),
         ]
         if generates:
-            cells += ["" if value is None else f"{1e3 * value:.1f}" for value in (each.ttft_s, each.tpot_s)]
+            for seconds in ([each.ttft_s for each in runs], [each.tpot_s for each in runs]):
+                cells.append(_mean(seconds, 1e3, ".1f"))
         rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
-def _domains(done: pl.DataFrame) -> pl.DataFrame | None:
-    scored = done.filter((pl.col("kind") == "score") & pl.col("nll").is_not_null() & pl.col("kl").is_not_null())
-    if scored.is_empty():
-        return None
-    following = pl.col("prompt_tokens") - 1
-    full = (pl.col("reference_nll") * following).sum()
-    return scored.group_by("domain").agg(
-        ((pl.col("kl") * following).sum() / full).alias("loss"),
-        ((pl.col("nll") * following).sum() / full - 1.0).alias("rise"),
-    )
+def _mean(values: Sequence[float | None], scale: float, form: str, unit: str = "") -> str:
+    known = [value for value in values if value is not None]
+    return f"{scale * sum(known) / len(known):{form}}{unit}" if known else ""
 
 
-def _change(value: float, base: float) -> str:
-    return f"{100 * (value / base - 1.0):+.1f} %" if base > 0 else ""
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _some(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _change(values: list[float], base: list[float]) -> str:
+    """Mean over pairs, and Student's interval where there are several."""
+    if len(values) != len(base) or not all(base):
+        return ""
+    return change_with_interval(over_seeds([value / other - 1.0 for value, other in zip(values, base, strict=True)]))

@@ -277,6 +277,8 @@ def _row_label(framework: str, n: int) -> str:
 def legend_below(figure: Figure, axes: Axes) -> None:
     """The legend under the figure, in as many columns as its longest label leaves room for."""
     handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
     widest = max(len(label) for label in labels)
     columns = max(1, min(len(labels), LEGEND_CHARACTERS // (widest + 8)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)

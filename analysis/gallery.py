@@ -127,8 +127,8 @@ def _depth(comparison: Comparison) -> list[Plan]:
 
 
 def _by_domain(quality: Sequence[Row]) -> list[Plan]:
-    if not quality:
-        return []
+    if all(estimate.value is None for row in quality for estimate in row.estimates.values()):
+        return []  # nothing was scored
     definition = f"{metric('nll_increase').definition} {metric('kl_divergence').definition}"
     what = f"{definition} Whiskers: 95 % bootstrap interval over the requests of the domain."
     return [("quality_by_domain", "Quality by domain", figures.quality_by_domain, (quality,), what)]

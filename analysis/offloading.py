@@ -1,7 +1,8 @@
 """Tables and figures of ``scenarios/bevy_paper.py``: reads the records of one result directory.
 
 A *point* is a model, a concurrency and a cache size.  At a point every scheduler is compared under the same cache
-policy, and once more each under the policy that suits it best, so that no scheduler wins by another's cache.
+policy, and once more each under the policy that suits it best, so that no scheduler wins by another's cache.  Where
+there are several seeds, ratios are taken seed by seed, and their means have intervals.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import msgspec
 from matplotlib.figure import Figure
 
 from analysis import style
+from analysis.bootstrap import Estimate
+from analysis.seeds import over_seeds
 from analysis.text import number
 from testbed.errors import TestbedError
 
 RECORDS_FILE = "offloading.json"
 BEVY, BOTH, LOCKSTEP, LARGE = "bevy", "bevy+prefetch", "lockstep", "lockstep, large reads"
+OVERLAP = "lockstep-overlap"
 PREDICTORS = ("prefetch", "prefetch-matrix")
 #: Bevy's maxima (docs/bevy.md): tokens/s over the standard way, and over the fastest predictor.
 PAPER_OVER_LOCKSTEP, PAPER_OVER_PREDICTOR = 3.46, 1.55
@@ -37,6 +41,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cache: str
     concurrency: int
     fraction: float
+    seed: int = 0
     tokens_per_s: float
     device_busy: float | None
     channel_busy: float | None
@@ -68,9 +73,10 @@ class Records(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of one point under one policy, or each under its best."""
+    """The rows of one point and seed under one policy, or each under its best."""
 
     point: Point
+    seed: int
     cache: str
     rows: dict[str, Result]
 
@@ -93,22 +99,43 @@ def read(directory: Path) -> Records:
 
 
 def compared(results: Sequence[Result]) -> list[Compared]:
-    """All points under every policy, and under each row's best."""
-    points = list(dict.fromkeys(each.point for each in results))
+    """All points and seeds under every policy, and under each row's best."""
     caches = list(dict.fromkeys(each.cache for each in results))
     found = []
-    for point in points:
+    for point in dict.fromkeys(each.point for each in results):
         here = [each for each in results if each.point == point]
-        for cache in caches:
-            rows = {each.row: each for each in here if each.cache == cache}
-            found.append(Compared(point=point, cache=cache, rows=rows))
-        if len(caches) > 1:
-            best: dict[str, Result] = {}
-            for each in here:
-                if each.row not in best or each.tokens_per_s > best[each.row].tokens_per_s:
-                    best[each.row] = each
-            found.append(Compared(point=point, cache=BEST, rows=best))
+        best = _best_caches(here)
+        for seed in dict.fromkeys(each.seed for each in here):
+            ours = [each for each in here if each.seed == seed]
+            for cache in caches:
+                rows = {each.row: each for each in ours if each.cache == cache}
+                found.append(Compared(point=point, seed=seed, cache=cache, rows=rows))
+            if len(caches) > 1:
+                rows = {each.row: each for each in ours if each.cache == best[each.row]}
+                found.append(Compared(point=point, seed=seed, cache=BEST, rows=rows))
     return found
+
+
+def _best_caches(results: Sequence[Result]) -> dict[str, str]:
+    """Row -> the policy under which it makes most tokens/s, over all seeds."""
+    rates: dict[tuple[str, str], list[float]] = {}
+    for each in results:
+        rates.setdefault((each.row, each.cache), []).append(each.tokens_per_s)
+    best: dict[str, str] = {}
+    for (row, cache), values in rates.items():
+        known = rates.get((row, best.get(row, "")), [float("-inf")])
+        if sum(values) / len(values) > sum(known) / len(known):
+            best[row] = cache
+    return best
+
+
+def gains_at(points: Iterable[Compared], over: Iterable[str], of: str = BEVY) -> dict[Point, Estimate]:
+    """The ratio at every point where both rows are: mean and interval over its seeds."""
+    found: dict[Point, list[float]] = {}
+    for each in points:
+        if (gain := each.gain(over, of)) is not None:
+            found.setdefault(each.point, []).append(gain)
+    return {point: over_seeds(values) for point, values in found.items()}
 
 
 def draw(directory: Path) -> str:
@@ -136,17 +163,20 @@ def summary(records: Records, points: Sequence[Compared]) -> str:
         for claim, paper, over, of in (
             ("over lockstep", f"{PAPER_OVER_LOCKSTEP}x", (LOCKSTEP,), BEVY),
             ("of it by interleaving (lockstep with large reads)", "", (LARGE,), BEVY),
+            ("of that without overlap inside a layer (lockstep-overlap)", "", (OVERLAP,), BEVY),
             ("over the best predictor", f"{PAPER_OVER_PREDICTOR}x", PREDICTORS, BEVY),
             ("Bevy with prefetch over Bevy, at most", "no better", (BEVY,), BOTH),
         ):
-            gains = [(gain, each) for each in here if (gain := each.gain(over, of)) is not None]
+            gains = gains_at(here, over, of)
             if gains:
-                gain, at = max(gains, key=lambda pair: pair[0])
-                lines.append(f"| {claim} | {paper} | {cache} | {gain:.2f}x | {_where(at.point)} |")
+                at = max(gains, key=lambda point: gains[point].value or 0)
+                lines.append(f"| {claim} | {paper} | {cache} | {_times(gains[at])} | {_where(at)} |")
         for others, over in (("lockstep with large reads", (LARGE,)), ("the best predictor", PREDICTORS)):
-            alone = [gain for each in here if each.point[1] == 1 and (gain := each.gain(over)) is not None]
+            alone = {point: gain for point, gain in gains_at(here, over).items() if point[1] == 1}
             if alone:
-                lines.append(f"| one request: over {others}, at least | about 1x | {cache} | {min(alone):.2f}x | |")
+                at = min(alone, key=lambda point: alone[point].value or 0)
+                claim = f"one request: over {others}, at least"
+                lines.append(f"| {claim} | about 1x | {cache} | {_times(alone[at])} | {_where(at)} |")
     lines += ["", *_by_fraction(records.results), "", *_best_points(points)]
     return "\n".join(lines)
 
@@ -173,7 +203,7 @@ def _by_fraction(results: Sequence[Result]) -> list[str]:
 
 
 def _best_points(points: Sequence[Compared]) -> list[str]:
-    """Every row where Bevy gains most over the best predictor, for each model."""
+    """Every row where Bevy gains most over the best predictor, for each model; numbers of the first seed."""
     lines = [
         "| point | cache | row | tokens/s | device busy | channel busy | hit rate | loads/token | group | wasted GB |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -181,14 +211,12 @@ def _best_points(points: Sequence[Compared]) -> list[str]:
     caches = list(dict.fromkeys(each.cache for each in points))
     for model in dict.fromkeys(each.point[0] for each in points):
         for cache in caches:
-            here = [
-                (gain, each)
-                for each in points
-                if each.cache == cache and each.point[0] == model and (gain := each.gain(PREDICTORS)) is not None
-            ]
-            if not here:
+            here = [each for each in points if each.cache == cache and each.point[0] == model]
+            gains = gains_at(here, PREDICTORS)
+            if not gains:
                 continue
-            _, best = max(here, key=lambda pair: pair[0])
+            at = max(gains, key=lambda point: gains[point].value or 0)
+            best = next(each for each in here if each.point == at)
             for name, each in best.rows.items():
                 lines.append(
                     f"| {_where(best.point)} | {each.cache} | {name} | {number(each.tokens_per_s)} "
@@ -204,17 +232,17 @@ def _best_points(points: Sequence[Compared]) -> list[str]:
 
 def over_concurrency(results: Sequence[Result]) -> Figure:
     """How do tokens/s grow with the number of requests, at each cache size?  Every row under its best policy."""
-    return _panels(results, lambda each: each.tokens_per_s, "tokens/s, emulated", best=True)
+    return _panels(results, lambda each: each.tokens_per_s, "tokens/s, emulated")
 
 
 def device_busy(results: Sequence[Result]) -> Figure:
     """How much of the time does the device work?"""
-    return _panels(results, lambda each: 100 * (each.device_busy or 0), "device busy (%)", best=True)
+    return _panels(results, lambda each: 100 * (each.device_busy or 0), "device busy (%)")
 
 
 def channel_busy(results: Sequence[Result]) -> Figure:
     """How much of the time does the load channel read?"""
-    return _panels(results, lambda each: 100 * (each.channel_busy or 0), "load channel busy (%)", best=True)
+    return _panels(results, lambda each: 100 * (each.channel_busy or 0), "load channel busy (%)")
 
 
 def accuracy_over_cache(results: Sequence[Result]) -> Figure:
@@ -259,7 +287,14 @@ FIGURES: dict[str, Callable[[Sequence[Result]], Figure]] = {
 }
 
 
-def _panels(results: Sequence[Result], value: Callable[[Result], float], label: str, *, best: bool) -> Figure:
+def _shown(results: Sequence[Result], value: Callable[[Result], float]) -> float:
+    """The mean over seeds under the row's best policy."""
+    (best,) = _best_caches(results).values()
+    values = [value(each) for each in results if each.cache == best]
+    return sum(values) / len(values)
+
+
+def _panels(results: Sequence[Result], value: Callable[[Result], float], label: str) -> Figure:
     """A row of panels per model, a column per cache size, a line per row of the table."""
     models = list(dict.fromkeys(each.model for each in results))
     fractions = sorted({each.fraction for each in results})
@@ -271,15 +306,14 @@ def _panels(results: Sequence[Result], value: Callable[[Result], float], label: 
         for axes, fraction in zip(line, fractions, strict=True):
             here = [each for each in results if (each.model, each.fraction) == (model, fraction)]
             for row in rows:
-                shown: dict[int, Result] = {}
-                for each in here:
-                    known = shown.get(each.concurrency)
-                    if each.row == row and (known is None or (best and each.tokens_per_s > known.tokens_per_s)):
-                        shown[each.concurrency] = each
+                counts = sorted({each.concurrency for each in here if each.row == row})
                 look = looks[row]
                 axes.plot(
-                    sorted(shown),
-                    [value(shown[count]) for count in sorted(shown)],
+                    counts,
+                    [
+                        _shown([each for each in here if (each.row, each.concurrency) == (row, n)], value)
+                        for n in counts
+                    ],
                     color=look.color,
                     linestyle=look.dashes,
                     marker=look.marker,
@@ -287,8 +321,8 @@ def _panels(results: Sequence[Result], value: Callable[[Result], float], label: 
                     label=row,
                 )
             axes.set_title(f"{model}, {fraction:.0%}", fontsize=8.5)
-            axes.set_ylim(bottom=0)
             style.grid(axes)
+        line[0].set_ylim(bottom=0)  # after all of the row: the panels share the axis, and this ends its scaling
         line[0].set_ylabel(label)
     for axes in panels[-1]:
         axes.set_xlabel("requests at once")
@@ -298,6 +332,12 @@ def _panels(results: Sequence[Result], value: Callable[[Result], float], label: 
 
 
 # --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def _times(gain: Estimate) -> str:
+    """``1.31x [1.25, 1.37]``."""
+    bounds = f" [{gain.low:.2f}, {gain.high:.2f}]" if gain.low is not None and gain.high is not None else ""
+    return f"{gain.value:.2f}x{bounds}"
 
 
 def _where(point: Point) -> str:

@@ -74,6 +74,12 @@ TABLES: dict[str, dict[str, str]] = {
         "tokens": "i64?",
         "frozen_tokens": "i64?",
         "exited_tokens": "i64?",
+        "predicted_transmission_s": "f64?",
+        "predicted_loading_s": "f64?",
+        "predicted_compute_s": "f64?",
+        "predicted_quality_s": "f64?",
+        "predicted_traffic_s": "f64?",
+        "predicted_ahead_s": "f64?",
     },
     "links": {
         "t_s": "f64",
@@ -102,7 +108,19 @@ TABLES: dict[str, dict[str, str]] = {
 #: Columns that results of earlier versions lack; there they hold nothing.
 LATER: dict[str, set[str]] = {
     "requests": {"kl", "correct", "reference_correct", "cloze_items", "cloze_hits", "reference_cloze_hits"},
-    "layers": {"substitute_experts", "skipped_experts", "tokens", "frozen_tokens", "exited_tokens"},
+    "layers": {
+        "substitute_experts",
+        "skipped_experts",
+        "tokens",
+        "frozen_tokens",
+        "exited_tokens",
+        "predicted_transmission_s",
+        "predicted_loading_s",
+        "predicted_compute_s",
+        "predicted_quality_s",
+        "predicted_traffic_s",
+        "predicted_ahead_s",
+    },
 }
 
 _TYPES: dict[str, pl.DataType] = {"i64": pl.Int64(), "f64": pl.Float64(), "str": pl.String(), "bool": pl.Boolean()}
@@ -169,7 +187,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     calibration: tuple[Calibration, ...] = ()
     quality_budget: float | None = None  # relative NLL increase that a request may cost
+    deadline_s: float | None = None  # after which a request has failed
     backend: str = "netns"
+    view: str = "estimated"  # what frameworks saw: that, or "oracle", the true state
     wall_s: float | None = None  # what the run took
     arrival_rate_per_s: float | None = None  # requests per emulated second
     format: int = FORMAT

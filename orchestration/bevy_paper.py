@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +58,11 @@ def main(argv: Sequence[str], *, default: Grid, quick: Grid, draw: Draw) -> int:
         return error.exit_code
 
 
-def cells(grid: Grid, schedulers: Sequence[str], *, fault_share: float, precision: str, seed: int) -> Iterator[Cell]:
+def cells(
+    grid: Grid, schedulers: Sequence[str], *, fault_share: float, precision: str, seeds: Sequence[int]
+) -> Iterator[Cell]:
     """Every combination; lockstep twice, by page faults and by large reads."""
-    for model in grid.models:
+    for model, seed in product(grid.models, seeds):
         for concurrency in grid.concurrency:
             for fraction in grid.fractions:
                 for cache in grid.caches:
@@ -121,7 +124,7 @@ def _run(options: argparse.Namespace, grid: Grid, draw: Draw) -> int:
         if name not in grid.models:
             raise TestbedError(f"--routes names {name}, which is not among the models: {', '.join(grid.models)}")
     for model in grid.models:
-        texts, sources[model] = texts_of(model, asked.get(model, "auto"), positions=positions, seed=options.seed)
+        texts, sources[model] = texts_of(model, asked.get(model, "auto"), positions=positions, seed=options.seeds[0])
         tables[model] = out / f"routes-{model}.safetensors"
         save(tables[model], ModelProfile.load(model), texts)
         print(f"routes of {model}: {sources[model]}")
@@ -131,7 +134,7 @@ def _run(options: argparse.Namespace, grid: Grid, draw: Draw) -> int:
             options.schedulers,
             fault_share=options.fault_share,
             precision=options.precision,
-            seed=options.seed,
+            seeds=options.seeds,
         )
     )
     began_s = time.monotonic()
@@ -195,7 +198,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--fault-share", type=float, default=FAULT_SHARE, help="of storage bandwidth, by page faults")
     parser.add_argument("--precision", default="full")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], metavar="SEED", help="who reads which text, how far"
+    )
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 8))
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     return parser

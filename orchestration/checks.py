@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from scenarios.timeline import LinkChange, Request, Scenario, ServerFailure
+from scenarios.timeline import LinkChange, Request, Scenario, ServerFailure, ServerSlowdown
 from testbed.errors import TestbedError, did_you_mean
 from testbed.topology import Topology
 
@@ -24,6 +24,7 @@ def in_order(scenario: Scenario) -> Scenario:
             requests=tuple(sorted(scenario.requests, key=lambda request: request.at_s)),
             changes=tuple(sorted(scenario.changes, key=lambda change: change.at_s)),
             failures=tuple(sorted(scenario.failures, key=lambda failure: failure.at_s)),
+            slowdowns=tuple(sorted(scenario.slowdowns, key=lambda slowdown: slowdown.at_s)),
         )
     except (AttributeError, TypeError) as error:
         raise TestbedError(f"scenario {scenario.name}: {error}") from error
@@ -38,7 +39,11 @@ def check_scenario(scenario: Scenario, topology: Topology) -> None:
         if request.number in numbers:
             raise TestbedError(f"scenario {scenario.name}: two requests have the number {request.number}")
         numbers.add(request.number)
-    happenings: list[LinkChange | ServerFailure] = [*scenario.changes, *scenario.failures]
+    happenings: list[LinkChange | ServerFailure | ServerSlowdown] = [
+        *scenario.changes,
+        *scenario.failures,
+        *scenario.slowdowns,
+    ]
     for happening in happenings:
         _check_moment(happening, scenario)
     servers = {node.name for node in topology.servers}
@@ -54,6 +59,23 @@ def check_scenario(scenario: Scenario, topology: Topology) -> None:
             raise TestbedError(
                 f"scenario {scenario.name}: {failure.server!r} is to fail, which is no server of {topology.name}"
                 f"{did_you_mean(failure.server, servers)}"
+            )
+    for slowdown in scenario.slowdowns:
+        if slowdown.server not in servers:
+            raise TestbedError(
+                f"scenario {scenario.name}: {slowdown.server!r} is to slow down, which is no server of {topology.name}"
+                f"{did_you_mean(slowdown.server, servers)}"
+            )
+        if not 0 < slowdown.factor < math.inf:
+            raise TestbedError(
+                f"scenario {scenario.name}: {slowdown.server} is to take {slowdown.factor} times as long; the factor "
+                "must be above 0"
+            )
+    for server in scenario.domain_shares or {}:
+        if server not in servers:
+            raise TestbedError(
+                f"scenario {scenario.name}: domain_shares are of {server!r}, which is no server of {topology.name}"
+                f"{did_you_mean(server, servers)}"
             )
     for change in scenario.changes:
         if change.link not in links:
@@ -84,6 +106,13 @@ def _check_numbers(scenario: Scenario) -> None:
         if not least <= value <= LONGEST_S:
             raise TestbedError(f"scenario {scenario.name}: {what} is {value}; it must lie in {least:g}..{LONGEST_S:g}")
 
+    for server, shares in (scenario.domain_shares or {}).items():
+        if any(not 0 <= share <= 1 for share in shares.values()) or not math.isclose(sum(shares.values()), 1.0):
+            raise TestbedError(
+                f"scenario {scenario.name}: domain_shares of {server} are {dict(shares)}; they must add up to 1, "
+                "and none lie below 0"
+            )
+
 
 def _check_request(request: Request, scenario: Scenario) -> None:
     where = f"scenario {scenario.name}: request {request.number!r}"
@@ -99,7 +128,7 @@ def _check_request(request: Request, scenario: Scenario) -> None:
         )
 
 
-def _check_moment(happening: LinkChange | ServerFailure, scenario: Scenario) -> None:
+def _check_moment(happening: LinkChange | ServerFailure | ServerSlowdown, scenario: Scenario) -> None:
     if not 0 <= happening.at_s <= LONGEST_S:
         raise TestbedError(
             f"scenario {scenario.name}: {happening} at {happening.at_s} s; it must lie in 0..{LONGEST_S:g}"

@@ -17,6 +17,7 @@ from orchestration.fleet import Fleet
 from orchestration.host import CpuTime
 from orchestration.manifest import HostFacts
 from orchestration.player import LEAD_S, Played, Player
+from orchestration.reviews import in_a_thread
 from orchestration.stage import Watcher
 from testbed.errors import TestbedError
 from testbed.judging import LinkMeasurement
@@ -112,6 +113,7 @@ class Emulation:
             progress=watcher.tick,
             interrupted=watcher.interrupted,
             logits=logits,
+            aside=in_a_thread,
         )
         await player.configure(
             run_id=name,
@@ -119,6 +121,8 @@ class Emulation:
             cluster=comparison.cluster,
             placement=candidate.placement,
             known_logits=episode.references.known_logits(),
+            seed=episode.seed,
+            model=comparison.model,
         )
         shaping = network.shaping()
         network.rewind(episode.seed)

@@ -29,6 +29,8 @@ from agents.schedulers.registry import create
 from testbed.simulation.loop import VirtualLoop
 from testbed.topology import Device
 
+#: Texts between the first ones of two seeds.
+SEED_STRIDE = 17
 #: One request at a time gains nothing from a longer run.
 ALONE_TOKENS = 64
 #: Texts at the end of a table that no request reads: what is known of the past.
@@ -93,6 +95,8 @@ def core_of(cell: Cell, device: Device, texts: Sequence[Text]) -> Core:
     profile = ModelProfile.load(cell.model)
     machine = Machine(device=device, profile=profile, precision=cell.precision, fault_share=cell.fault_share)
     served, past = _parted(texts)
+    first = cell.seed * SEED_STRIDE % len(served)  # another seed begins elsewhere
+    served = [*served[first:], *served[:first]]
     core = Core(
         machine=machine,
         scheduler=create(cell.scheduler, {"cache": cell.cache}),

@@ -55,7 +55,7 @@ def report(grid: Grid, *, directory: Path | None, device: Device) -> str:
         rates = measured(file, clock, pieces=PIECES // 2)
         rows = [
             (cell, _really(cell, device, texts, file, rates), run_cell(cell, device, texts))
-            for cell in cells(grid, SCHEDULERS, fault_share=rates.fault_share, precision="full", seed=0)
+            for cell in cells(grid, SCHEDULERS, fault_share=rates.fault_share, precision="full", seeds=(0,))
         ]
     return _table(rows, rates, said)
 

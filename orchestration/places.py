@@ -16,7 +16,7 @@ from pathlib import Path
 
 from agents.models.model import Model
 from orchestration import hostload
-from orchestration.comparison import Comparison
+from orchestration.comparison import ESTIMATED, ORACLE, Comparison
 from orchestration.simulation import Simulation
 from orchestration.stage import Stage
 from testbed import capabilities
@@ -39,6 +39,13 @@ class Backend(StrEnum):
     SIM = "sim"
 
 
+class Sees(StrEnum):
+    """What frameworks see of the cluster."""
+
+    ESTIMATED = ESTIMATED
+    ORACLE = ORACLE
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A stage, and what is played there."""
@@ -47,6 +54,19 @@ class Place:
     topology: Topology
     model: Model
     loop: asyncio.AbstractEventLoop
+
+
+def backend_for(view: Sees, backend: Backend, say: Say) -> Backend:
+    """Where a view is to be had; TestbedError where packets are asked for, whose true state nobody knows."""
+    if view is not Sees.ORACLE or backend is Backend.SIM:
+        return backend
+    if backend is Backend.AUTO:
+        say("--view oracle: simulating in virtual time, where the true state is known")
+        return Backend.SIM
+    raise TestbedError(
+        "--view oracle needs --backend sim: of real packets and processes nobody knows the true state at the moment of "
+        "a decision"
+    )
 
 
 @contextmanager

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 from agents.clock import Clock
 from agents.cluster import Cluster
+from agents.frameworks.base import Framework
+from agents.frameworks.registry import create
+from agents.models.model import Model
 from agents.protocol import (
     DATA_PORT,
     Collect,
@@ -31,6 +34,7 @@ from agents.protocol import (
 )
 from orchestration.divergences import Hear, ignored
 from orchestration.references import sampling_of
+from orchestration.reviews import Aside, Placed, Reviewed, Reviews, at_once
 from scenarios.timeline import LinkChange, Request, Scenario, ServerFailure, ServerSlowdown
 from testbed.shaping.base import DirectionReport
 from testbed.topology import Direction, Topology
@@ -88,9 +92,9 @@ class Agents(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something of the scenario that was done."""
+    """Something of the scenario that was done, or a placement that changed."""
 
-    change: LinkChange | ServerFailure | ServerSlowdown
+    change: LinkChange | ServerFailure | ServerSlowdown | Placed
     actual_s: float
 
 
@@ -106,6 +110,7 @@ class Played:
     collected: dict[str, Collected] = field(default_factory=dict)
     ended_agents: list[str] = field(default_factory=list)  # although the scenario did not want it
     complaints: list[str] = field(default_factory=list)  # of agents, beside failed requests
+    reviews: list[Reviewed] = field(default_factory=list)  # of the placement
     kl: dict[tuple[int, bytes], float] = field(default_factory=dict)  # nats, by request and digest of its logits
     complete: bool = False
 
@@ -137,8 +142,12 @@ class Player:
         interrupted: asyncio.Event,
         ended: Callable[[int], object] = lambda request: None,
         logits: Hear = ignored,
+        aside: Aside = at_once,
     ) -> None:
-        """``ended`` is told of every request that ends; ``logits`` takes what agents send of passes' ends."""
+        """``ended`` is told of every request that ends; ``logits`` takes what agents send of passes' ends.
+
+        ``aside`` does work that takes a while without keeping the timelines waiting.
+        """
         self._scenario = scenario
         self._topology = topology
         self._prompts = prompts
@@ -150,6 +159,8 @@ class Player:
         self._interrupted = interrupted
         self._ended_request = ended
         self._logits = logits
+        self._aside = aside
+        self._reviews: Reviews | None = None
         self.played = Played()
         self._counted: dict[tuple[str, str], DirectionReport] = {}
 
@@ -161,10 +172,13 @@ class Player:
         cluster: Cluster,
         placement: Placement,
         known_logits: frozenset[bytes] = frozenset(),
+        seed: int = 0,
+        model: Model | None = None,
     ) -> None:
         """Prepare every agent for the run; FleetError when one refuses.
 
-        ``known_logits`` holds digests of logits that agents need not send.
+        ``known_logits`` holds digests of logits that agents need not send; ``seed`` is for frameworks that draw lots,
+        ``model`` for those that review their placement during the run.
         """
         command = Configure(
             run_id=run_id,
@@ -174,11 +188,33 @@ class Player:
             addresses={server: f"tcp://{server}:{DATA_PORT}" for server in self._agents.servers},
             quality_budget=self._scenario.quality_budget,
             known_logits=known_logits,
+            seed=seed,
         )
+        if model is not None:
+            self._reviews = Reviews(
+                framework=self._reviewing(framework, model),
+                cluster=cluster,
+                profile=model.profile,
+                calibration=model.calibration,
+                placement=placement,
+                agents=self._agents,
+                clock=self._clock,
+                placed=lambda change: self.played.events.append(Event(change=change, actual_s=change.at_s)),
+                complain=self.played.complaints.append,
+                aside=self._aside,
+            )
+            self.played.reviews = self._reviews.done
         self._agents.listener = self._hear
         await self._agents.ask(
             dict.fromkeys(self._agents.servers, command), timeout_s=60.0, doing="take the run's configuration"
         )
+
+    def _reviewing(self, name: str, model: Model) -> Framework:
+        """A framework that knows what the one knew that has made the placement."""
+        framework = create(name)
+        if framework.review_s is not None:
+            framework.measured(model.facts, model.exits, quality_budget=self._scenario.quality_budget)
+        return framework
 
     def start(self, *, origin_s: float) -> None:
         """Let emulated time begin at the monotonic instant ``origin_s``, a moment ahead."""
@@ -196,6 +232,7 @@ class Player:
                 self._fail_servers(),
                 self._slow_servers(),
                 self._sample_links(),
+                self._review(),
             )
         ]
         try:
@@ -284,6 +321,10 @@ class Player:
             self._agents.send(slowdown.server, SlowDown(factor=slowdown.factor))
             self.played.events.append(Event(change=slowdown, actual_s=self._clock.now_s()))
 
+    async def _review(self) -> None:
+        if self._reviews is not None:
+            await self._reviews.play()
+
     async def _sample_links(self) -> None:
         next_s = 0.0
         while True:
@@ -312,6 +353,8 @@ class Player:
             )
 
     def _hear(self, report: Report) -> None:
+        if self._reviews is not None:
+            self._reviews.hear(report)
         match report:
             case Done():
                 self.played.done[report.request] = report

@@ -66,7 +66,15 @@ LAYERS = {
     "tokens": pl.Int64,
     "frozen_tokens": pl.Int64,
     "exited_tokens": pl.Int64,
+    "predicted_transmission_s": pl.Float64,
+    "predicted_loading_s": pl.Float64,
+    "predicted_compute_s": pl.Float64,
+    "predicted_quality_s": pl.Float64,
+    "predicted_traffic_s": pl.Float64,
+    "predicted_ahead_s": pl.Float64,
 }
+#: Names of ``LayerRecord.terms``, in its order.
+TERMS = tuple(name for name in LAYERS if name.startswith("predicted_"))
 LINKS = {
     "t_s": pl.Float64,
     "link": pl.String,
@@ -216,7 +224,12 @@ def server_rows(samples: Sequence[Sample]) -> list[dict[str, Any]]:
 
 def layer_rows(collected: Iterable[Collected]) -> list[dict[str, Any]]:
     """Rows of layers.parquet in the order of request, step and layer."""
-    rows = [msgspec.structs.asdict(record) for report in collected for record in report.layers]
+    rows = []
+    for report in collected:
+        for record in report.layers:
+            row = msgspec.structs.asdict(record)
+            terms = row.pop("terms")
+            rows.append(row | dict(zip(TERMS, terms or [None] * len(TERMS), strict=True)))
     return sorted(rows, key=lambda row: (row["request"], row["step"], row["layer"]))
 
 

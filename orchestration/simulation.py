@@ -18,12 +18,13 @@ from agents.clock import BEFORE_START_S, VirtualClock
 from agents.codec import wire_bytes
 from agents.models.model import Model
 from agents.protocol import Collected, Command, Message, Ready, Refused, Report, State
-from orchestration.comparison import Candidate, Comparison, Episode
+from orchestration.comparison import ORACLE, Candidate, Comparison, Episode
 from orchestration.divergences import Hear, ignored
 from orchestration.errors import FleetError
 from orchestration.manifest import HostFacts
 from orchestration.player import Played, Player
 from orchestration.stage import Watcher
+from orchestration.truth import Truth
 from testbed.paths import Paths
 from testbed.simulation.loop import VirtualLoop
 from testbed.simulation.network import SimulatedNetwork
@@ -65,9 +66,16 @@ class SimulatedFleet:
     """All agents of one run and the network between them, on one virtual loop."""
 
     def __init__(
-        self, *, topology: Topology, model: Model, loop: VirtualLoop, seed: int = 0, paths: Paths | None = None
+        self,
+        *,
+        topology: Topology,
+        model: Model,
+        loop: VirtualLoop,
+        seed: int = 0,
+        paths: Paths | None = None,
+        oracle: bool = False,
     ) -> None:
-        """``seed`` decides which packets are lost."""
+        """``seed`` decides which packets are lost; ``oracle`` lets frameworks see the true state."""
         self.servers = tuple(node.name for node in topology.servers)
         self.network = SimulatedNetwork(topology, loop, deliver=self._deliver, seed=seed, paths=paths)
         self.listener: Callable[[Report], None] = lambda report: None
@@ -75,7 +83,9 @@ class SimulatedFleet:
         self.delivered = 0  # messages, gossip included
         self.payload_messages = self.payload_bytes = 0  # sent, without gossip
         self._answers: dict[str, Report] = {}
-        self.agents = {
+        self.agents: dict[str, Agent] = {}
+        truth = Truth(clock=VirtualClock(loop), agents=self.agents, network=self.network, dead=self.dead)
+        self.agents |= {
             server: Agent(
                 server=server,
                 clock=VirtualClock(loop),
@@ -88,6 +98,7 @@ class SimulatedFleet:
                 report=self._hear,
                 rss_bytes=lambda: 0,
                 stop=lambda: None,
+                truth=truth if oracle else None,
             )
             for server in self.servers
         }
@@ -193,7 +204,12 @@ class Simulation:
         self._loop.rewind(BEFORE_START_S)
         others = asyncio.all_tasks()
         fleet = SimulatedFleet(
-            topology=self._topology, model=self._model, loop=self._loop, seed=episode.seed, paths=self._paths
+            topology=self._topology,
+            model=self._model,
+            loop=self._loop,
+            seed=episode.seed,
+            paths=self._paths,
+            oracle=comparison.view == ORACLE,
         )
         player = Player(
             scenario=episode.scenario,
@@ -216,6 +232,8 @@ class Simulation:
                 cluster=comparison.cluster,
                 placement=candidate.placement,
                 known_logits=episode.references.known_logits(),
+                seed=episode.seed,
+                model=comparison.model,
             )
             shaping = fleet.network.shaping()
             player.start(origin_s=0.0)

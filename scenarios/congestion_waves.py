@@ -12,7 +12,7 @@ import sys
 
 from scenarios.congestion import squeeze
 from scenarios.timeline import LinkChange, Scenario, Setting
-from scenarios.workload import FIRST_ARRIVAL_S, poisson
+from scenarios.workload import FIRST_ARRIVAL_S, domain_shares, poisson
 from testbed.topology import Topology
 
 RATE_PER_S = 8.0
@@ -56,6 +56,7 @@ def build(setting: Setting) -> Scenario:
         question="How fast does each framework react to congestion that moves from metro to metro?",
         duration_s=duration_s,
         arrival_rate_per_s=rate_per_s,
+        domain_shares=domain_shares(setting),
         requests=poisson(
             setting, rate_per_s=rate_per_s, duration_s=duration_s, generate_share=setting.generate_share or 0.0
         ),

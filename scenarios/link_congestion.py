@@ -11,7 +11,7 @@ import sys
 
 from scenarios.congestion import links_between_metros, squeeze
 from scenarios.timeline import Scenario, Setting
-from scenarios.workload import FIRST_ARRIVAL_S, poisson
+from scenarios.workload import FIRST_ARRIVAL_S, domain_shares, poisson
 
 RATE_PER_S = 8.0
 DURATION_S = 12.0
@@ -28,6 +28,7 @@ def build(setting: Setting) -> Scenario:
         question="What happens to each framework when the links between metros congest?",
         duration_s=duration_s,
         arrival_rate_per_s=rate_per_s,
+        domain_shares=domain_shares(setting),
         requests=poisson(
             setting, rate_per_s=rate_per_s, duration_s=duration_s, generate_share=setting.generate_share or 0.0
         ),

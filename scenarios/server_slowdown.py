@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from scenarios.timeline import Scenario, ServerSlowdown, Setting
-from scenarios.workload import FIRST_ARRIVAL_S, poisson
+from scenarios.workload import FIRST_ARRIVAL_S, domain_shares, poisson
 from testbed.topology import Topology
 
 RATE_PER_S = 8.0
@@ -42,6 +42,7 @@ def build(setting: Setting) -> Scenario:
         question="How soon does each framework recover when the quickest servers slow down?",
         duration_s=duration_s,
         arrival_rate_per_s=rate_per_s,
+        domain_shares=domain_shares(setting),
         requests=poisson(
             setting, rate_per_s=rate_per_s, duration_s=duration_s, generate_share=setting.generate_share or 0.0
         ),

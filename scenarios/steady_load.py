@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from scenarios.timeline import Scenario, Setting
-from scenarios.workload import poisson
+from scenarios.workload import domain_shares, poisson
 
 RATE_PER_S = 8.0
 DURATION_S = 12.0
@@ -23,6 +23,7 @@ def build(setting: Setting) -> Scenario:
         question="Which framework answers fastest under a steady load, and with how much traffic?",
         duration_s=duration_s,
         arrival_rate_per_s=rate_per_s,
+        domain_shares=domain_shares(setting),
         requests=poisson(
             setting, rate_per_s=rate_per_s, duration_s=duration_s, generate_share=setting.generate_share or 0.0
         ),

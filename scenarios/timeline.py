@@ -5,7 +5,7 @@ All times are emulated seconds from the start of the run.  The same seed gives t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +111,8 @@ class Scenario:
     temperature: float = 0.0  # of requests that generate; 0 takes the likeliest token, always
     top_p: float = 1.0  # they draw among the likeliest tokens that together reach this probability
     sampling_seed: int = 0
+    #: What the users of each server ask about, by server and domain, where that is known beyond these requests.
+    domain_shares: Mapping[str, Mapping[str, float]] | None = None
 
 
 def render(scenario: Scenario, *, first: int = 10) -> str:

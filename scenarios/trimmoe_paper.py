@@ -4,7 +4,7 @@ Latency, traffic, calls elsewhere, load and measured quality of every framework 
 adaptive depth; quality against latency over the budget; and the paper's figures beside ours, all in virtual time.
 ``docs/trimmoe.md`` explains the rows and says what bounds them.
 
-python scenarios/trimmoe_paper.py            some ten minutes on one core
+python scenarios/trimmoe_paper.py            some half an hour on one core
 python scenarios/trimmoe_paper.py --quick    a minute, for a look
 python scenarios/trimmoe_paper.py --help
 """
@@ -36,6 +36,7 @@ class Grid:
     budgets: tuple[float, ...] = (0.005, 0.01, 0.02, 0.03, 0.05)  # relative NLL increase
     budgeted: tuple[str, ...] = ("hetroute", "trimmoe", "hetroute+trimmoe")
     budget: float = 0.02
+    seeds: tuple[int, ...] = (0, 1, 2)  # of the comparisons of frameworks; everything else is played once
     duration_s: float = 20.0
     loaded_s: float = 6.0
     generating: tuple[str, ...] = ("prism", "prism+trimmoe", "prism+calm", "hetroute", "hetroute+trimmoe")
@@ -52,6 +53,7 @@ QUICK = Grid(
     loads_per_s=(),
     budgets=(0.01, 0.02),
     budgeted=("trimmoe",),
+    seeds=(0, 1),
     duration_s=2.0,
     generating=(),
 )

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from scenarios.timeline import Request, Setting
 from testbed.errors import TestbedError
@@ -70,6 +71,42 @@ def poisson(
                 output_tokens=OUTPUT_TOKENS if generates else 0,
             )
         )
+
+
+def domain_shares(setting: Setting) -> dict[str, dict[str, float]]:
+    """What the users of each server ask about in the long run, by (3).
+
+    Frameworks that place by it get the probabilities, not the draws of one run: a history would tell them that much.
+    """
+    servers = setting.topology.servers
+    own = _domain_of_each_metro(servers, setting.domains)
+    any_share = (1.0 - OWN_DOMAIN_SHARE) / len(setting.domains)
+    return {
+        node.name: {
+            domain: any_share + (OWN_DOMAIN_SHARE if domain == own[node.metro] else 0.0) for domain in setting.domains
+        }
+        for node in servers
+    }
+
+
+def counted_shares(requests: Iterable[Request]) -> dict[str, dict[str, float]]:
+    """What the users of each server ask about, counted; one more request of the whole's mix is added to each [ours].
+
+    So a server that is home to two requests is not taken for one that never asks about anything else.
+
+    >>> def request(home: str, domain: str) -> Request:
+    ...     return Request(number=0, at_s=0.0, home=home, kind="score", domain=domain, prompt=0, tokens=8)
+    >>> counted_shares([request("s1", "a"), request("s1", "a"), request("s1", "b"), request("s2", "b")])
+    {'s1': {'a': 0.625, 'b': 0.375}, 's2': {'a': 0.25, 'b': 0.75}}
+    """
+    asked: dict[str, Counter[str]] = {}
+    for request in requests:
+        asked.setdefault(request.home, Counter())[request.domain] += 1
+    mix = sum(asked.values(), Counter())
+    return {
+        home: {domain: (counts[domain] + mix[domain] / mix.total()) / (counts.total() + 1) for domain in sorted(mix)}
+        for home, counts in asked.items()
+    }
 
 
 def _domain_of_each_metro(servers: Sequence[Node], domains: Sequence[str]) -> dict[str, str]:

@@ -1,10 +1,8 @@
 """What a layer's cuts may spend: the budget, without what precisions have spent and will.
 
-    allowance = budget / m - spent - now - later                                                                 (1)
+    allowance = budget - spent - now - later                                                                     (1)
 
     now     loss of this layer's choices as planned        later   the same precision in all layers after this one
-    m       margin: cuts are measured one at a time and on the average of all domains; together, and in the domain that
-            they hurt most, they cost more (docs/trimmoe.md has the measurement)
 
 Without ``later`` a policy would spend first what the framework's precisions need afterwards, and drive passes to
 full-precision copies far away.
@@ -17,9 +15,6 @@ from collections.abc import Mapping
 from agents.frameworks.base import Choice, Demand, ExpertDemand, Plan, View
 from agents.models.quantize import FULL
 
-#: m of (1).
-MARGIN = 1.4
-
 
 class Allowance:
     """Equation (1) on one server; what a precision costs later is added up once."""
@@ -31,7 +26,7 @@ class Allowance:
         """Equation (1); below 0 when there is nothing to spend."""
         now = sum(planned_loss(demand, plan, view).values())
         later = max((self._later(view, choice.precision)[demand.layer] for choice in plan.choices), default=0.0)
-        return demand.quality_budget / MARGIN - demand.quality_spent - now - later
+        return demand.quality_budget - demand.quality_spent - now - later
 
     def _later(self, view: View, precision: str) -> list[float]:
         """What a precision costs in all layers after each."""

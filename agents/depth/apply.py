@@ -82,7 +82,7 @@ def _anew(left: Demand, cut: Cut, loss: float, replan: Planner) -> Plan:
     """What the framework makes of the experts that are neither skipped nor replaced."""
     replaced = {expert: choice for expert, (choice, _) in cut.replaced.items()}
     exact = tuple(entry for entry in left.experts if entry.expert not in replaced)
-    plan = replan(replace(left, experts=exact, quality_spent=left.quality_spent + loss))
+    plan = replan(replace(left, experts=exact, quality_spent=left.quality_spent + loss, again=True))
     return replace(plan, choices=(*plan.choices, *replaced.values()))
 
 

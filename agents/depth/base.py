@@ -35,8 +35,9 @@ from agents.models.mixture import Floats
 
 Mask = npt.NDArray[np.bool_]
 
-#: ρ of ``JointLoss``.
+#: ρ and m of ``JointLoss``.
 COHERENCE = 0.5
+MARGIN = 1.6
 
 
 class Reason(StrEnum):
@@ -70,6 +71,7 @@ class DepthPolicy(Protocol):
 
     name: str
     keeps_budget: bool  # promises that skips and substitutes fit the ledger; its passes fail if they do not
+    charges_exits: bool  # early answers are charged to the ledger as well, and stay where it has no room for them
 
     def begin(self, view: View, exits: ExitHeads | None, *, quality_budget: float) -> None:
         """A run begins on this server; ``exits`` where the model has heads for leaving early."""
@@ -93,6 +95,7 @@ class BaseDepth:
 
     name = "none"
     keeps_budget = True
+    charges_exits = True
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         if options:
@@ -126,14 +129,15 @@ def skip_loss(facts: ExpertFacts | None, layer: int, expert: int) -> float:
 class JointLoss:
     r"""What leaving out or replacing several experts of one layer loses together.
 
-        loss(S) = Σ_t (1 + ρ (m_t - 1)) Σ_{e in S chosen by t} s_e i_e / n_e                                      (1)
+        loss(S) = m Σ_t (1 + ρ (k_t - 1)) Σ_{e in S chosen by t} s_e i_e / n_e                                    (1)
 
-        m_t  experts in S that token t has chosen      n_e  tokens that have chosen e      s_e  gate share
+        k_t  experts in S that token t has chosen      n_e  tokens that have chosen e      s_e  gate share
 
     i_e is the loss per gate weight of one expert left out, or of its substitute.  A small change of the stream costs
-    its square; the square of a sum of m changes is the sum of their squares where they have nothing to do with each
-    other (ρ = 0), and at most m times that, where they all point the same way (ρ = 1, Cauchy and Schwarz).  Twins lie
-    in between (docs/trimmoe.md).
+    its square; the square of a sum of k changes is the sum of their squares where they have nothing to do with each
+    other (ρ = 0), and at most k times that, where they all point the same way (ρ = 1, Cauchy and Schwarz).  Twins lie
+    in between (docs/trimmoe.md).  m: i_e is measured one expert at a time and on the average of all domains; cuts in
+    many layers, in the domain that they hurt most, cost more.
     """
 
     def __init__(self, facts: ExpertFacts | None, layer: int) -> None:
@@ -145,7 +149,7 @@ class JointLoss:
     def add(self, entry: ExpertDemand, rate: float | None = None) -> float:
         """One more expert is left out, or replaced at a loss per gate weight of ``rate``; what that adds."""
         rate = skip_loss(self._facts, self._layer, entry.expert) if rate is None else rate
-        each = entry.gate_share * rate / entry.tokens
+        each = MARGIN * entry.gate_share * rate / entry.tokens
         before, rows = self.total, entry.rows
         while rows:
             token = (rows & -rows).bit_length() - 1

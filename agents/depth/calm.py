@@ -4,7 +4,8 @@ CALM leaves when a calibrated confidence passes a threshold.  Its own measures o
 projection, similarity of consecutive states, a classifier) cost more than ours or say less, so it gets our gauge and
 our gate.  What it lacks is what TrimMoE adds: it does not ask what leaving saves, nor does it adapt its threshold.
 
-Options: ``risk`` (default: 2.5 times the quality budget), ``failure``.
+Options: ``risk`` (default: 2.5 times the quality budget), ``failure``.  Exits at a risk of one's own are not charged to
+the ledger: the row then shows what that risk costs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Calm(BaseDepth):
         self.risk = rest.pop("risk", None)
         self.failure = float(rest.pop("failure", FAILURE))
         super().__init__(rest)
+        self.charges_exits = self.risk is None
         self.threshold = 2.0
         self._exits: ExitHeads | None = None
 

@@ -5,10 +5,13 @@ Without a policy nothing is asked, and a pass flows as if this did not exist.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from agents.depth.apply import EXIT, Planner, Trimmed, trimmed
-from agents.depth.base import DepthPolicy, Reason
+from agents.depth.base import DepthPolicy, Mask, Reason
+from agents.depth.exitledger import ExitLedger, afforded
 from agents.depth.leaving import (
     NOBODY,
     Parked,
@@ -51,6 +54,7 @@ class Depth:
         self._device = device
         self._profile = view.profile
         self._parked = Parked()
+        self._ledger = ExitLedger(view, quality_budget) if policy is not None else None
         if policy is not None:
             policy.begin(view, exits, quality_budget=quality_budget)
 
@@ -68,20 +72,38 @@ class Depth:
                 f"but would have spent {spent:g} after layer {layer}"
             )
 
-    def leave(self, layer: int, record: LayerRecord, stream: Floats, left: Array) -> Array:
-        """``left`` after a layer whose results are all in ``stream``."""
+    def leave(self, ticket: Ticket, record: LayerRecord, tokens: int, stream: Floats, left: Array) -> Array:
+        """``left`` after a layer whose results are all in ``stream``; charges the ledger for those who leave now.
+
+        ``tokens`` are the pass's own.
+        """
+        layer = record.layer
         if self.policy is None:
             return left
         rows = staying(left)
-        leaves = np.asarray(self.policy.leaves(layer, stream if rows is None else stream[rows], self._view))
+        leaves = np.array(self.policy.leaves(layer, stream if rows is None else stream[rows], self._view))
         wanted = len(stream) if rows is None else len(rows)
         if leaves.shape != (wanted,) or leaves.dtype != np.bool_:
             raise FrameworkError(
                 f"depth policy {self.policy.name}, layer {layer}: leaves() must give {wanted} truth values, "
                 f"not {leaves.dtype} of shape {leaves.shape}"
             )
+        if leaves.any():
+            leaves = self._charged(ticket, record, tokens, leaves, stream if rows is None else stream[rows])
         record.exited_tokens = int(leaves.sum())
         return gone(left, rows, leaves, layer)
+
+    def _charged(self, ticket: Ticket, record: LayerRecord, tokens: int, leaves: Mask, stream: Floats) -> Mask:
+        """``leaves`` without those for whom the ledger has no room."""
+        if self._exits is None or self._ledger is None or self.policy is None or not self.policy.charges_exits:
+            return leaves
+        wanting = np.flatnonzero(leaves)
+        sure = self._exits.confident(record.layer, stream[wanting])
+        fits, loss = afforded(sure, tokens=tokens, room=self._ledger.room(record.layer, ticket.quality_spent))
+        leaves[wanting[~fits]] = False
+        ticket.quality_spent += loss
+        record.quality_spent = ticket.quality_spent
+        return leaves
 
     def join(self, ticket: Ticket, layer: int, stream: Floats, left: Array) -> States:
         """A pass takes along what waits here after ``layer``."""
@@ -98,12 +120,19 @@ class Depth:
         """What the output projection sees."""
         return carried(stream, left, self._exits)
 
-    def dense_s(self, server: str, rows: int, left: Array) -> float:
-        """Time of a layer's dense part on the idle device, as on its data sheet."""
-        stays = rows if not len(left) else int((left < 0).sum())
-        time_s = self._view.nominal.dense_s(server, dense_tokens(self._profile, stays, rows - stays))
+    def dense_s(self, server: str, batch: Sequence[tuple[int, Array]]) -> float:
+        """Time of a layer's dense part for the rows of some passes, and who of each has left, in one batch.
+
+        On the idle device, as on its data sheet.
+        """
+        tokens = staying_rows = 0
+        for rows, left in batch:
+            stays = rows if not len(left) else int((left < 0).sum())
+            tokens += dense_tokens(self._profile, stays, rows - stays)
+            staying_rows += stays
+        time_s = self._view.nominal.dense_s(server, tokens)
         if self.policy is not None and self._exits is not None:
-            time_s += gauge_s(self._device, self._profile, self._exits, stays)
+            time_s += gauge_s(self._device, self._profile, self._exits, staying_rows)
         return time_s
 
     def heads_s(self, left: Array) -> float:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.depth.allowance import MARGIN, Allowance, planned_loss
-from agents.depth.base import COHERENCE, BaseDepth, Cut, JointLoss, Reason, skip_loss
+from agents.depth.allowance import Allowance, planned_loss
+from agents.depth.base import COHERENCE, MARGIN, BaseDepth, Cut, JointLoss, Reason, skip_loss
 from agents.errors import FrameworkError
 from agents.frameworks.base import Demand, Plan, View
 from agents.models.exits import ExitHeads
@@ -46,11 +46,11 @@ class SkipLayers(BaseDepth):
         usage = view.calibration.usage.mean(axis=0)
         layers, experts = usage.shape
         each = [sum(usage[n, e] * skip_loss(facts, n, e) for e in range(experts)) for n in range(layers)]
-        losses = (1.0 + COHERENCE * (view.profile.top_k - 1)) * np.array(each)  # ``JointLoss``
+        losses = MARGIN * (1.0 + COHERENCE * (view.profile.top_k - 1)) * np.array(each)  # ``JointLoss``
         order = np.argsort(losses, kind="stable")
         copies = {replica.precision for replica in view.placement.replicas}
         wanted = max(sum(view.quality_loss(layer, name) for layer in range(layers)) for name in copies)
-        within = int((losses[order].cumsum() <= quality_budget / MARGIN - wanted).sum())
+        within = int((losses[order].cumsum() <= quality_budget - wanted).sum())
         taken = within if self.share is None else round(self.share * layers)
         self.skipped = frozenset(int(layer) for layer in order[:taken])
 

@@ -26,11 +26,13 @@ does: (3) knows that.  The gate τ is calibrated (``agents.depth.guarantee``) an
 Feedback.  Both rules learn from what was measured:
 
     w_d  <- w_d + η (measured / predicted - w_d)           time of layers gathered here                            (4)
-    τ    <- τ + κ_up if ē > α, else max(certified, τ - κ_down)    ē  recent mean of Σ_{left} (1 - c) / tokens     (5)
+    τ    <- τ + κ_up if Σ_l ē_l > α, else max(certified, τ - κ_down)                                              (5)
+
+    ē_l  recent mean of Σ_{left after l} (1 - c) / tokens; their sum is of the layers that are gathered here
 
 The paper names the decisions, the ledger, the look-ahead and the two rules; (1) to (5) are ours.  So is the unit: all
 tokens of an expert share its fate, because a device that is bound by its memory reads an expert once, for one token or
-for forty.  ē is what the gauge itself expects to be wrong: where it rises above the risk, the text is unlike the
+for forty.  Σ ē is what the gauge itself expects to be wrong: where it rises above the risk, the text is unlike the
 calibration text, and the certificate does not cover it.
 """
 
@@ -44,6 +46,7 @@ import numpy as np
 
 from agents.depth.allowance import Allowance, planned_loss
 from agents.depth.base import BaseDepth, Cut, JointLoss, Mask, Reason, skip_loss
+from agents.depth.exitledger import EXIT_LOSS
 from agents.depth.guarantee import ExitGate, calibrate
 from agents.depth.lookahead import Lookahead
 from agents.depth.plancost import Step, descents, parts_of
@@ -53,9 +56,8 @@ from agents.models.mixture import Floats
 
 #: What a relative NLL increase must save at least, as a multiple of its share of the pass's time: 1 % for 2 %.
 LOSS_PRICE = 2.0
-#: The same for early answers that are wrong, as a share of all tokens.  A wrong one costs some 0.1 of relative NLL on
-#: average (docs/trimmoe.md).
-EXIT_PRICE = 0.1 * LOSS_PRICE
+#: The same for early answers that are wrong, as a share of all tokens.
+EXIT_PRICE = EXIT_LOSS * LOSS_PRICE
 #: The share of tokens that may leave with another token than the full model's, in units of the budget.
 RISK_PER_BUDGET = 2.5
 #: Seconds that a gigabyte on links is worth, as in HetRoute.
@@ -78,7 +80,8 @@ class TrimMoe(BaseDepth):
     """Equations (1) to (5).
 
     Options: ``moves`` (of skip, substitute, exit), ``risk`` and ``failure`` of the exit gate (default: 2.5 times the
-    quality budget, and 10 %), and ``loss_price``, ``exit_price``, ``price_s_per_gb`` as the constants above.
+    quality budget, and 10 %; exits at a risk of one's own are not charged to the ledger), and ``loss_price``,
+    ``exit_price``, ``price_s_per_gb`` as the constants above.
     """
 
     name = "trimmoe"
@@ -92,10 +95,11 @@ class TrimMoe(BaseDepth):
         self.exit_price = float(rest.pop("exit_price", EXIT_PRICE))
         self.price_s_per_byte = float(rest.pop("price_s_per_gb", PRICE_S_PER_GB)) / 1e9
         super().__init__(rest)
+        self.charges_exits = self.risk is None
         self.gate: ExitGate | None = None
         self.threshold = 2.0
         self.delay_weight = 1.0
-        self.expected_wrong = 0.0
+        self.expected_wrong: dict[int, float] = {}  # layer -> ē
         self._exits: ExitHeads | None = None
         self._ahead: Lookahead | None = None
         self._predicted: dict[tuple[int, int, int], float] = {}
@@ -223,7 +227,7 @@ class TrimMoe(BaseDepth):
         wrong = float((1.0 - sure[left]).sum()) / len(stream)
         if not left.any() or not self._worth(layer, len(stream), int(left.sum()), wrong, view):
             left, wrong = np.zeros(len(stream), dtype=bool), 0.0
-        self._watch(wrong)
+        self._watch(layer, wrong)
         return left
 
     def _worth(self, layer: int, tokens: int, left: int, wrong: float, view: View) -> bool:
@@ -234,12 +238,13 @@ class TrimMoe(BaseDepth):
         spared = 1.0 - (1.0 - unasked ** (tokens - left)) / (1.0 - unasked**tokens)
         return self._ahead.rest_s(layer) * spared >= self.exit_price * self._ahead.pass_s * wrong
 
-    def _watch(self, expected_wrong: float) -> None:
+    def _watch(self, layer: int, expected_wrong: float) -> None:
         """Equation (5)."""
-        self.expected_wrong += RISK_SMOOTHING * (expected_wrong - self.expected_wrong)
+        mean = self.expected_wrong.get(layer, 0.0)
+        self.expected_wrong[layer] = mean + RISK_SMOOTHING * (expected_wrong - mean)
         if self.gate is None:
             return
-        if self.expected_wrong > self.gate.risk:
+        if sum(self.expected_wrong.values()) > self.gate.risk:
             self.threshold = min(2.0, self.threshold + STEP_UP)
         else:
             self.threshold = max(self.gate.threshold, self.threshold - STEP_DOWN)

@@ -72,6 +72,8 @@ class Demand:
     quality_spent: float  # by the layers before, estimated relative NLL increase
     quality_budget: float  # for all layers together
     next_server: str | None  # already fixed (by the KV cache, or this is the end), or free to choose
+    notes: bytes = b""  # what the framework wrote down about this request, at home or in a plan since
+    again: bool = False  # the layer was planned before, and a depth policy has cut it since: count it once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,8 @@ class Plan:
     next_server: str  # a(l+1); for the last layer: where logits are computed
     merged: bool = True  # one message per server; false: one per expert, each with its tokens' states
     terms: CostTerms | None = None  # what the framework expects of this decision, for the records
+    prefetch: tuple[Replica, ...] = ()  # of this very server: to load ahead, most wanted first, after what runs now
+    notes: bytes | None = None  # in the place of the request's notes, at most ``MAX_NOTES_BYTES``; None: they stay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +119,18 @@ class Feedback:
     duration_s: float
     wait_s: float  # for other servers, after this one's own experts
     dense_s: float = 0.0  # the part of ``duration_s`` that lay before the plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    """What a framework is told when it may change its placement during a run."""
+
+    placement: Placement  # in force
+    counted: Mapping[str, list[list[int]]]  # by server: what its framework has ``counted``
+    elapsed_s: float  # since the last review
+    cluster: Cluster
+    profile: ModelProfile
+    calibration: Calibration
 
 
 class LiveState(Protocol):
@@ -163,14 +179,19 @@ class View:
         live: LiveState,
         health: Health | None = None,
         facts: ExpertFacts | None = None,
+        seed: int = 0,
     ) -> None:
-        """``facts``: what is known of single experts, of models for which it was measured."""
+        """``facts``: what is known of single experts, of models for which it was measured.
+
+        ``seed``: the run's, for frameworks that draw lots (``agents.frameworks.draws``).
+        """
         self.server = server
         self.cluster = cluster
         self.profile = profile
         self.calibration = calibration
         self.placement = placement
         self.facts = facts
+        self.seed = seed
         self._live = live
         self._health = health
         self._by_name: dict[str, Server] = {entry.name: entry for entry in cluster.servers}
@@ -183,6 +204,11 @@ class View:
         for replica in self.placement.replicas:
             table.setdefault((replica.layer, replica.expert), []).append(replica)
         return {key: tuple(sorted(replicas)) for key, replicas in table.items()}
+
+    def rearrange(self, placement: Placement) -> None:
+        """Another placement is in force from now on."""
+        self.placement = placement
+        self.__dict__.pop("_replicas", None)
 
     def replicas(self, layer: int, expert: int) -> tuple[Replica, ...]:
         """The copies of an expert on servers that are alive; all copies if none is."""
@@ -280,6 +306,7 @@ class Framework(Protocol):
     """A framework: placement, planning, and optional learning."""
 
     name: str
+    review_s: float | None  # emulated seconds between two reviews of the placement; None: it stays for the whole run
     keeps_budget: bool  # promises never to spend more than the quality budget; its passes fail if it does
 
     def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None, *, quality_budget: float) -> None:
@@ -294,8 +321,20 @@ class Framework(Protocol):
         """A run begins on this server: prepare what planning needs."""
         ...
 
+    def worth(self) -> Callable[[tuple[int, int, str]], float] | None:
+        """What is worth keeping in fast memory; asked once, after ``begin``.
+
+        A function of (layer, expert, precision): whatever was loaded and is worth least is evicted first, and a run
+        begins with what is worth most.  None: the least recently used is evicted first, and a run begins with nothing.
+        """
+        ...
+
     def enter(self, arrival: Arrival, view: View) -> str:
         """First aggregation server of a request that has arrived here."""
+        ...
+
+    def notes(self, arrival: Arrival, view: View) -> bytes:
+        """What travels with a request that has just entered, to be read in ``Demand.notes``; bounded in size."""
         ...
 
     def plan(self, demand: Demand, view: View) -> Plan:
@@ -310,12 +349,24 @@ class Framework(Protocol):
         """Take in what has changed: called once per round of gossip, outside of any request."""
         ...
 
+    def counted(self) -> list[list[int]]:
+        """What was counted on this server since the last time, by layer and expert, for ``review``."""
+        ...
+
+    def review(self, review: Review) -> Placement | None:
+        """Another placement, if it is worth the move (runs in the orchestrator, every ``review_s`` emulated seconds).
+
+        Copies that it puts elsewhere then cross the links; when all have arrived, ``View.placement`` is the new one.
+        """
+        ...
+
 
 class BaseFramework:
     """Defaults: popular experts spread over all servers, everything gathered at home, nothing learned."""
 
     name = "base"
     keeps_budget = False
+    review_s: float | None = None
     #: Takes a line of text now and then while ``place`` is at work; the caller may put its own in.
     progress: Callable[[str], None] = staticmethod(lambda text: None)
 
@@ -333,9 +384,17 @@ class BaseFramework:
     def begin(self, view: View) -> None:
         """Nothing to prepare."""
 
+    def worth(self) -> Callable[[tuple[int, int, str]], float] | None:
+        """The least recently used is evicted first."""
+        return None
+
     def enter(self, arrival: Arrival, view: View) -> str:  # noqa: ARG002
         """The home server."""
         return arrival.home
+
+    def notes(self, arrival: Arrival, view: View) -> bytes:  # noqa: ARG002
+        """Nothing."""
+        return b""
 
     def plan(self, demand: Demand, view: View) -> Plan:
         """To be written by each framework."""
@@ -346,6 +405,14 @@ class BaseFramework:
 
     def refresh(self, view: View) -> None:
         """Nothing to take in."""
+
+    def counted(self) -> list[list[int]]:
+        """Nothing is counted."""
+        return []
+
+    def review(self, review: Review) -> Placement | None:  # noqa: ARG002
+        """The placement stays."""
+        return None
 
 
 def next_server(demand: Demand, preferred: str) -> str:

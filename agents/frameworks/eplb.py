@@ -3,7 +3,7 @@ r"""Copies of busy experts, packed evenly.  EPLB, DeepSeek-V3 (arXiv 2412.19437,
     r_e = 1 for all e;   repeat:  r_e += 1 for  e = argmax_e w_e / r_e          until S copies in all             (1)
     copies in order of w_e / r_e, heaviest first, each to  argmin_d (W_d + w_e / r_e) / C_d  with room for it     (2)
 
-    w_e  load of expert e: its usage in the calibration text      S    copies of a layer
+    w_e  load of expert e: what all users ask of it (``domains``)   S    copies of a layer
     W_d  load packed on server d so far                           C_d  capacity: calls of an expert per second on d
 
 (1) and the order of (2) are the paper's.  Ours:
@@ -14,7 +14,8 @@ r"""Copies of busy experts, packed evenly.  EPLB, DeepSeek-V3 (arXiv 2412.19437,
 - Two copies of an expert never share a server, so that r_e is at most the number of servers; a copy that finds no
   server goes to the next busiest expert.
 - Groups.  EPLB first packs groups of experts to nodes where the gate chooses groups.  Our models' gates do not; this is
-  its global policy.
+  its global policy.  Applied to groups, then within each node, (1) and (2) give the published example.
+- Time.  The load is that of the whole run; the authors count it and compute all of this anew every few minutes.
 - Online.  (1) assumes that copies share a load equally, so one of the living copies is drawn for each pass (``draws``),
   and results are gathered at home.  Distance, backlog and drift of the load count for nothing: a cluster of one
   building has none of the first.
@@ -25,8 +26,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from agents.cluster import Cluster
 from agents.frameworks.cost import expert_s
+from agents.frameworks.domains import server_usage
+from agents.frameworks.expected import home_shares
 from agents.frameworks.placements import Memory, copies_per_server
 from agents.frameworks.random_choice import RandomChoice
 from agents.models.calibrate import Calibration
@@ -44,7 +49,7 @@ class Eplb(RandomChoice):
         rooms = copies_per_server(cluster, profile, FULL, framework=self.name)
         capacity = [1.0 / expert_s(server.device, profile, FULL, 1) for server in cluster.servers]
         memory, size_bytes = Memory(cluster), profile.expert_bytes[FULL]
-        usage = calibration.usage.mean(axis=0)  # (layers, experts)
+        usage = np.tensordot(home_shares(cluster), server_usage(cluster, calibration), axes=1)  # (layers, experts)
         used = [0] * len(rooms)
         replicas = []
         for layer in range(profile.layers):

@@ -3,7 +3,7 @@ r"""Routing whole expert sets over unequal servers.  HetRoute, arXiv 2608.00577 
     T_tx   = bytes / B_sd + delay_sd            there and back; a token's state goes to a server once
     T_load = [slow] size(e, p) / B_load(d)
     T_cmp  = backlog_d + launch + roofline (``agents.frameworks.cost``)
-    cost   = max over servers of the team + λ sum_e g_e loss(e, p) + V        (``hetroute_search``, (2))
+    cost   = max over servers of the team + λ sum_e g_e loss(e, p) + V        (``hetroute_problem``, (2))
 
 Offline: ``hetroute_placement``.  Online, per layer: copies that are alive, whose device is not over the stability
 limit, and that the quality budget allows; the cheapest team of them and the next aggregation server, with V of
@@ -20,7 +20,7 @@ instead of at home, rationing of the budget over layers, and slow beliefs about 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,15 +31,22 @@ from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, ExpertDemand, Feedback, Plan, View
 from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Floats
+from agents.frameworks.hetroute_alone import apart
 from agents.frameworks.hetroute_beliefs import Beliefs
+from agents.frameworks.hetroute_copies import Copies
 from agents.frameworks.hetroute_exact import exact
 from agents.frameworks.hetroute_placement import place
+from agents.frameworks.hetroute_problem import Need, Option, Problem, Team
 from agents.frameworks.hetroute_rehearsal import rehearsed
-from agents.frameworks.hetroute_search import Need, Option, Search, Team
+from agents.frameworks.hetroute_search import best, certain
 from agents.models.calibrate import Calibration
+from agents.models.exits import ExitHeads
+from agents.models.facts import ExpertFacts
 from agents.models.profile import ModelProfile
-from agents.protocol import FULL, Placement, Replica
+from agents.protocol import FULL, Placement
 
+#: Relative NLL increase that a request may cost, where nobody has said.
+BUDGET = 0.02
 #: Beyond this backlog a server takes no more experts, if there is another way.
 BACKLOG_LIMIT_S = 1.0
 #: What leaving the pipeline that a request is in must gain: waits elsewhere are guesses, and everybody who sees the
@@ -58,6 +65,8 @@ FOLLOWING = 3
 #: Copies of substitutes that are considered for one expert, the least lossy first.
 SUBSTITUTES = 4
 LOOK_AHEADS = ("request", "layer", "none")
+
+Options = tuple[Option, ...]
 
 #: The placement's sets of servers are 64-bit integers.
 MOST_SERVERS = 62
@@ -102,8 +111,12 @@ class HetRoute(BaseFramework):
         if self.look_ahead not in LOOK_AHEADS:
             raise FrameworkError(f"hetroute's look_ahead is one of {', '.join(LOOK_AHEADS)}, not {self.look_ahead!r}")
         self.terms: CostTerms | None = None  # of the latest plan
-        self.latest: Search | None = None  # the problem that the latest plan solved
+        self._budget = BUDGET
         self._predicted: dict[tuple[int, int, int], CostTerms] = {}
+
+    def measured(self, facts: ExpertFacts | None, exits: ExitHeads | None, *, quality_budget: float) -> None:  # noqa: ARG002
+        """Placement needs the budget only."""
+        self._budget = quality_budget
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """See ``hetroute_placement``.  FrameworkError for more servers than its tables are made for."""
@@ -117,18 +130,27 @@ class HetRoute(BaseFramework):
                 raise FrameworkError(
                     f"hetroute cannot use precision {precision!r}; {profile.name} has {', '.join(profile.expert_bytes)}"
                 )
+        # A pipeline of a precision that a whole pass cannot afford would send passes to full-precision copies far away.
+        affordable = [
+            precision
+            for precision in self.precisions
+            if precision != FULL
+            and sum(calibration.quality_loss(layer, precision) for layer in range(profile.layers)) <= self._budget
+        ]
         if self.redundancy < cluster.redundancy:
             cluster = msgspec.structs.replace(cluster, redundancy=self.redundancy)
         return place(
             cluster,
             profile,
             calibration,
-            precisions=[precision for precision in self.precisions if precision != FULL],
+            precisions=affordable,
             price_s_per_byte=self.price_s_per_byte,
             penalty_s=self._penalties(profile, calibration),
             loss_price_s=self.loss_price_s,
             residency=self.residency,
-            rehearse=rehearsed(lambda: type(self)(self._options)) if self.rehearse else None,
+            rehearse=rehearsed(lambda: type(self)(self._options), quality_budget=self._budget)
+            if self.rehearse
+            else None,
             progress=self.progress,
         )
 
@@ -138,17 +160,13 @@ class HetRoute(BaseFramework):
         self._names = view.cluster.names
         self._here = self._position[view.server]
         self._state_bytes = view.profile.hidden_bytes
-        self._copies: dict[tuple[int, int], list[tuple[Replica, int, float]]] = {}
-        for replica in sorted(view.placement.replicas):
-            loss = view.quality_loss(replica.layer, replica.precision)
-            self._copies.setdefault((replica.layer, replica.expert), []).append(
-                (replica, self._position[replica.server], loss)
-            )
+        self._copies = Copies(view, self._position)
+        #: By expert, server and precision: what a plan says of a copy.
+        self._choices: dict[tuple[int, int, str], Choice] = {}
         used = {replica.precision for replica in view.placement.replicas}
         layers = range(view.profile.layers)
         self._lossiest = [max((view.quality_loss(layer, name) for name in used), default=0.0) for layer in layers]
         self._loss_left = [sum(self._lossiest[layer:]) for layer in layers]
-        self._options_of: dict[tuple[int, int, int], tuple[Option, ...]] = {}
         self._epoch = -1
         self._beliefs = Beliefs(
             view,
@@ -175,40 +193,18 @@ class HetRoute(BaseFramework):
         """The cheapest team and next aggregation server; see ``hetroute_search``."""
         self._beliefs.refresh(view)
         if self._epoch != self._beliefs.epoch:
-            self._epoch = self._beliefs.epoch
-            self._options_of.clear()
-            self._busy = [wait_s > self.backlog_limit_s for wait_s in self._beliefs.wait_s]
-            self._healthy = all(self._beliefs.alive) and not any(self._busy)
-        allowance = self._allowance(demand)
+            self._take_over(self._beliefs)
         own_s = view.backlog_s(view.server)
         self._busy[self._here] = own_s > self.backlog_limit_s
-        team, search, limited = None, None, None
-        for needs in self._ladder(demand, view):
-            limited = limited or needs
-            if all(need.options for need in needs):
-                search = self._search(demand, own_s, allowance, needs)
-                team = self._choose(search)
-                if team is not None:
-                    break
-        if team is None or search is None or limited is None:
-            raise FrameworkError(
-                f"hetroute has no copy of an expert of layer {demand.layer} that is alive and within the quality budget"
-            )
-        self.latest, self.terms = search, search.terms(team)
+        problem, feasible, team = self._solved(demand, view, own_s)
+        self.terms = problem.terms(team)
         self._predict(demand, team)
-        choices = tuple(
-            [
-                Choice(
-                    expert=need.expert,
-                    server=self._names[option.server],
-                    precision=option.precision,
-                    fallback=option.substitute < 0 and option not in need.options,
-                    substitute=option.substitute if option.substitute >= 0 else None,
-                )
-                for need, option in zip(limited, team.options, strict=True)
-            ]
-        )
+        choices = tuple([self._choice(need, option) for need, option in zip(feasible, team.options, strict=True)])
         return Plan(choices=choices, next_server=self._names[team.following], merged=self.merge, terms=self.terms)
+
+    def problem(self, demand: Demand, view: View) -> Problem:
+        """What ``plan`` solves if all copies are feasible, for others to solve it, too."""
+        return self._problem(demand, view.backlog_s(view.server), next(self._ladder(demand, view)))
 
     def observe(self, feedback: Feedback) -> None:
         """Weigh the terms of the cost by what layers lately took against what was predicted."""
@@ -216,7 +212,40 @@ class HetRoute(BaseFramework):
         if predicted is not None:
             self._beliefs.learn(feedback.duration_s - feedback.dense_s, predicted)
 
+    def _take_over(self, beliefs: Beliefs) -> None:
+        """What follows from beliefs, when they are new."""
+        self._epoch = beliefs.epoch
+        _, loading, computation = beliefs.weights
+        self._copies.price([computation * slowness for slowness in beliefs.slowness], loading=loading)
+        self._busy = [wait_s > self.backlog_limit_s for wait_s in beliefs.wait_s]
+        self._healthy = all(beliefs.alive) and not any(self._busy)
+
     # --- one layer --------------------------------------------------------------------------------------------------
+
+    def _solved(self, demand: Demand, view: View, own_s: float) -> tuple[Problem, Sequence[Need], Team]:
+        """The first problem of the ladder that has a solution, the copies that were feasible at first, and the team."""
+        quick = self.set_level and not self.exact and self._stable_everywhere()
+        if quick and demand.experts and self._copies.all_here(demand.layer, demand.experts):
+            needs = self._needs(demand, self._copies.own, view)
+            problem = self._problem(demand, own_s, needs)
+            team = certain(problem)
+            if team is not None:
+                return problem, needs, team
+        feasible: list[Need] | None = None
+        for needs in self._ladder(demand, view):
+            feasible = feasible or needs
+            if all(need.options for need in needs):
+                problem = self._problem(demand, own_s, needs)
+                team = self._choose(problem)
+                if team is not None:
+                    return problem, feasible, team
+        raise FrameworkError(
+            f"hetroute has no copy of an expert of layer {demand.layer} that is alive and within the quality budget"
+        )
+
+    def _stable_everywhere(self) -> bool:
+        """Whether all servers live and none is over the limit."""
+        return self._healthy and not self._busy[self._here]
 
     def _allowance(self, demand: Demand) -> float:
         left = max(0.0, demand.quality_budget - demand.quality_spent)
@@ -227,11 +256,8 @@ class HetRoute(BaseFramework):
     def _ladder(self, demand: Demand, view: View) -> Iterator[list[Need]]:
         """The experts with their copies: feasible ones; with substitutes; with the load limit relaxed."""
         layer = demand.layer
-        every = [
-            Need(entry.expert, entry.rows, entry.gate_share, self._every_option(view, layer, entry))
-            for entry in demand.experts
-        ]
-        if self._healthy and not self._busy[self._here]:
+        every = self._needs(demand, self._copies.options, view)
+        if self._stable_everywhere():
             yield every
             limited = every
         else:
@@ -250,28 +276,12 @@ class HetRoute(BaseFramework):
             relaxed.append(need._replace(options=tuple(dict.fromkeys([*need.options, *(full or living)]))))
         yield relaxed
 
-    def _every_option(self, view: View, layer: int, entry: ExpertDemand) -> tuple[Option, ...]:
-        key = (layer, entry.expert, entry.tokens)
-        known = self._options_of.get(key)
-        if known is None:
-            known = self._options_of[key] = self._made(view, layer, entry.expert, entry.tokens)
-        return known
-
-    def _made(self, view: View, layer: int, expert: int, tokens: int) -> tuple[Option, ...]:
-        """All copies of an expert, priced by the latest beliefs."""
-        _, loading, computation = self._beliefs.weights
-        return tuple(
-            Option(
-                position,
-                replica.precision,
-                computation
-                * self._beliefs.slowness[position]
-                * view.nominal.call_s(replica.server, replica.precision, tokens),
-                loading * view.load_s(replica),
-                loss,
-            )
-            for replica, position, loss in self._copies.get((layer, expert), ())
-        )
+    def _needs(self, demand: Demand, options: Callable[[View, int, int, int], Options], view: View) -> list[Need]:
+        layer = demand.layer
+        return [
+            Need(entry.expert, entry.rows, entry.gate_share, options(view, layer, entry.expert, entry.tokens))
+            for entry in demand.experts
+        ]
 
     def _stable(self, options: tuple[Option, ...]) -> tuple[Option, ...]:
         alive, busy = self._beliefs.alive, self._busy
@@ -285,16 +295,16 @@ class HetRoute(BaseFramework):
                 rate = view.substitution_loss(layer, entry.expert, other)
                 found += [
                     option._replace(rate=option.rate + rate, substitute=other)
-                    for option in self._stable(self._made(view, layer, other, entry.tokens))
+                    for option in self._stable(self._copies.options(view, layer, other, entry.tokens))
                 ]
         found.sort(key=lambda option: (option.rate, option.compute_s))
         return tuple(found[:SUBSTITUTES])
 
-    def _search(self, demand: Demand, own_s: float, allowance: float, needs: list[Need]) -> Search:
+    def _problem(self, demand: Demand, own_s: float, needs: Sequence[Need]) -> Problem:
         beliefs = self._beliefs
         queue_s = list(beliefs.queue_s)
         queue_s[self._here] = beliefs.weights[2] * own_s
-        return Search(
+        return Problem(
             here=self._here,
             needs=needs,
             tokens=demand.tokens,
@@ -303,18 +313,36 @@ class HetRoute(BaseFramework):
             launch_s=beliefs.launch_s,
             load_wait_s=beliefs.load_wait_s,
             loss_price_s=self.loss_price_s,
-            allowance=allowance,
+            allowance=self._allowance(demand),
         )
 
-    def _choose(self, search: Search) -> Team | None:
-        if not search.needs:
-            return Team(options=(), following=search.ways[0].following, cost_s=search.ways[0].ahead_s)
+    def _choose(self, problem: Problem) -> Team | None:
+        if not problem.needs:
+            way = problem.ways[0]
+            return Team(options=(), following=way.following, cost_s=way.ahead_s)
         if self.exact:
-            return exact(search)
+            return exact(problem)
         if self.set_level:
-            return search.best()
-        team = search.each_alone()
-        return team if search.loss(team.options) <= search.allowance else None
+            return best(problem)
+        team = apart(problem)
+        return team if problem.keeps(problem.loss(team.options)) else None
+
+    def _choice(self, need: Need, option: Option) -> Choice:
+        """What the plan says; ``need`` holds the copies that were feasible without relaxing anything."""
+        key = (need.expert, option.server, option.precision)
+        if option.substitute < 0 and option in need.options:
+            known = self._choices.get(key)
+            if known is None:
+                expert, server, precision = key
+                known = self._choices[key] = Choice(expert=expert, server=self._names[server], precision=precision)
+            return known
+        return Choice(
+            expert=need.expert,
+            server=self._names[option.server],
+            precision=option.precision,
+            fallback=option.substitute < 0,
+            substitute=option.substitute if option.substitute >= 0 else None,
+        )
 
     def _ahead(self, demand: Demand) -> list[tuple[int, float]]:
         """Next aggregation servers with V, the most promising first."""
@@ -324,7 +352,7 @@ class HetRoute(BaseFramework):
             return [(self._here, 0.0)]
         lossy = demand.quality_budget - demand.quality_spent >= 0.5 * self._loss_left[demand.layer]
         home = self._position[demand.home]
-        return self._beliefs.ahead(demand.layer, self._here, home, lossy=lossy, most=FOLLOWING)
+        return self._beliefs.ahead(demand.layer, home, lossy=lossy, most=FOLLOWING)
 
     def _predict(self, demand: Demand, team: Team) -> None:
         if team.following == self._here and self.terms is not None:

@@ -30,7 +30,7 @@ from agents.frameworks.base import View
 from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Expected, Floats
 from agents.frameworks.hetroute_outlook import Live, Outlook
-from agents.frameworks.hetroute_search import Way
+from agents.frameworks.hetroute_problem import Way
 from agents.protocol import FULL
 from testbed.topology import BITS_PER_BYTE
 
@@ -92,6 +92,8 @@ class Beliefs:
         self._risk_s = risk_s
         self._launch_s = [view.nominal.launch_s(name) for name in self.names]
         self.slowness = [1.0] * len(self.names)
+        #: By whether lower precisions may be used, and how many: next servers and their costs.
+        self._aheads: dict[tuple[bool, int], tuple[list[list[list[int]]], list[list[list[float]]]]] = {}
         #: Changes whenever what was derived from these beliefs must be made anew.
         self.epoch = 0
 
@@ -154,31 +156,25 @@ class Beliefs:
                 busy_s=busy_s,
                 price_s_per_byte=self._price_s_per_byte,
             )
-        return made._replace(ahead_s=ahead_s)
+        return made.with_ahead(ahead_s)
 
-    def ahead(self, layer: int, here: int, home: int, *, lossy: bool, most: int) -> list[tuple[int, float]]:
-        """The most promising next aggregation servers, with V and the detour's price, the best first.
-
-        They depend on the refresh, layer and home alone.
-        """
-        key = (layer, home, lossy, most)
-        known = self._aheads.get(key)
+    def ahead(self, layer: int, home: int, *, lossy: bool, most: int) -> list[tuple[int, float]]:
+        """The most promising next aggregation servers, with V and the detour's price, the best first."""
+        known = self._aheads.get((lossy, most))
         if known is None:
-            known = self._aheads[key] = self._ahead(layer, here, home, lossy=lossy, most=most)
-        return known
+            known = self._aheads[lossy, most] = self._ahead(lossy=lossy, most=most)
+        following, value_s = known
+        return list(zip(following[layer][home], value_s[layer][home], strict=True))
 
-    def _ahead(self, layer: int, here: int, home: int, *, lossy: bool, most: int) -> list[tuple[int, float]]:
-        if lossy not in self._lists:
-            self._lists[lossy] = self._tables(lossy)[0].transpose(0, 2, 1).tolist()  # (layers + 1, home, a)
-        value_s = self._lists[lossy][layer + 1][home]
+    def _ahead(self, *, lossy: bool, most: int) -> tuple[list[list[list[int]]], list[list[list[float]]]]:
+        """The same of all layers and homes at once: the servers, and what each costs (layers, home, most)."""
+        value_s = self._tables(lossy)[0][1:].transpose(0, 2, 1)  # (layers, home, a)
         if lossy:
-            value_s = [
-                value + detour for value, detour in zip(value_s, self._detour_s[layer, here].tolist(), strict=True)
-            ]
-        move_s = self._move_list[here]
-        living = [a for a, alive in enumerate(self.alive) if alive] or [here]
-        living.sort(key=lambda a: value_s[a] + move_s[a])
-        return [(a, value_s[a]) for a in living[:most]]
+            value_s = value_s + self._detour_s[:, None, self._here]
+        living = np.flatnonzero(self.alive) if any(self.alive) else np.array([self._here])
+        reached_s = value_s[..., living] + self._move_s[self._here, living]
+        following = living[np.argsort(reached_s, axis=2, kind="stable")[..., :most]]
+        return following.tolist(), np.take_along_axis(value_s, following, axis=2).tolist()
 
     def _rebuild(self, now_s: float) -> None:
         """What decisions read, from the latest beliefs."""
@@ -193,10 +189,12 @@ class Beliefs:
         self.load_wait_s: list[float] = (loading * self._load_wait_s).tolist()
         self.delay_s: list[list[float]] = live.delay_s.tolist()
         self.s_per_byte: list[list[float]] = live.s_per_byte.tolist()
-        self._move_list = (live.delay_s + live.s_per_byte * self._expected.state_bytes).tolist()
-        self._lists: dict[bool, list[list[list[float]]]] = {}
+        self._move_s = live.delay_s + live.s_per_byte * self._expected.state_bytes
         self._ways: dict[int, Way] = {}
-        self._aheads: dict[tuple[int, int, bool, int], list[tuple[int, float]]] = {}
+        asked = list(self._aheads)  # whoever asked lately will ask again: prepare it now, outside of any request
+        self._aheads.clear()
+        for lossy, most in asked:
+            self._aheads[lossy, most] = self._ahead(lossy=lossy, most=most)
         self.epoch += 1
 
     def _believe(self, now_s: float) -> None:

@@ -1,6 +1,6 @@
 r"""The exact optimum of HetRoute's problem, to see what its search leaves on the table.
 
-    min over a', A of (2) subject to (3) of ``hetroute_search``                                                    (1)
+    min over a', A of (2) subject to (3) of ``hetroute_problem``                                                    (1)
 
 All teams and next servers are gone through depth first.  A beginning is left out only where a lower bound on all its
 completions is no better than the best team so far: its slowest server (adding experts never makes one quicker), V, the
@@ -10,44 +10,44 @@ oracle``) the same search is the oracle that knows everything (option ``exact`` 
 
 from __future__ import annotations
 
-from agents.frameworks.hetroute_search import TIE, Option, Parts, Search, Team, Way
+from agents.frameworks.hetroute_problem import TIE, Option, Parts, Problem, Team, Way
 
 
-def exact(search: Search) -> Team | None:
+def exact(problem: Problem) -> Team | None:
     """Equation (1); None if no team keeps to the allowance."""
     best: Team | None = None
-    for way in search.ways:
-        best = _cheapest(search, way, best)
+    for way in problem.ways:
+        best = _cheapest(problem, way, best)
     return best
 
 
-def _cheapest(search: Search, way: Way, best: Team | None) -> Team | None:
-    needs = sorted(search.needs, key=lambda need: (len(need.options), -need.rows.bit_count()))
+def _cheapest(problem: Problem, way: Way, best: Team | None) -> Team | None:
+    needs = sorted(problem.needs, key=lambda need: (len(need.options), -need.rows.bit_count()))
     least = [need.share * min(option.rate for option in need.options) for need in needs]
     rest = [sum(least[place + 1 :]) for place in range(len(needs))]
     bound_s = best.cost_s if best is not None else float("inf")
-    fixed_s, price = search.fixed_s(way), search.loss_price_s
+    fixed_s, price = problem.fixed_s(way), problem.loss_price_s
     parts: Parts = {}
     chosen: dict[int, Option] = {}
 
     def descend(place: int, slowest_s: float, loss: float) -> None:
         nonlocal best, bound_s
         if place == len(needs):
-            options = tuple(chosen[need.expert] for need in search.needs)
-            cost_s = search.cost_s(options, way)
-            if search.loss(options) <= search.allowance and cost_s < bound_s:
+            options = tuple(chosen[need.expert] for need in problem.needs)
+            cost_s = problem.cost_s(options, way)
+            if problem.keeps(problem.loss(options)) and cost_s < bound_s:
                 bound_s = cost_s
                 best = Team(options=options, following=way.following, cost_s=cost_s)
             return
         need = needs[place]
         for option in need.options:
             grown = loss + need.share * option.rate
-            if grown + rest[place] > search.allowance + TIE:
+            if grown + rest[place] > problem.allowance + TIE:
                 continue
             before = parts.get(option.server)
             rows, load_s, compute_s = before or (0, 0.0, 0.0)
             part = (rows | need.rows, load_s + option.load_s, compute_s + option.compute_s)
-            time_s = max(slowest_s, search.part_s(option.server, part, way, fixed_s))
+            time_s = max(slowest_s, problem.part_s(option.server, part, way, fixed_s))
             if time_s + way.ahead_s + price * (grown + rest[place]) < bound_s:
                 parts[option.server] = part
                 chosen[need.expert] = option
@@ -57,5 +57,5 @@ def _cheapest(search: Search, way: Way, best: Team | None) -> Team | None:
                 else:
                     parts[option.server] = before
 
-    descend(0, search.leave_s(way), 0.0)
+    descend(0, problem.leave_s(way), 0.0)
     return best

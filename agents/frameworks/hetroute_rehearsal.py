@@ -26,8 +26,6 @@ from agents.protocol import GOSSIP_INTERVAL_S, Placement
 LAYER_PASSES = 2_000
 #: Least and most requests of one.
 FEWEST, MOST = 30, 160
-#: Relative NLL increase that a rehearsed request may cost: HetRoute's default.
-BUDGET = 0.02
 SEED = 7
 #: Share of the requests that only fill the queues.
 WARM_UP = 0.2
@@ -52,8 +50,8 @@ class Rehearsal:
 Rehearse = Callable[[Placement, Cluster, ModelProfile, Calibration], Rehearsal]
 
 
-def rehearsed(framework: Callable[[], Framework]) -> Rehearse:
-    """A rehearsal with online parts made by ``framework``."""
+def rehearsed(framework: Callable[[], Framework], *, quality_budget: float) -> Rehearse:
+    """A rehearsal with online parts made by ``framework``, of requests that may lose ``quality_budget`` each."""
 
     def rehearse(placement: Placement, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Rehearsal:
         wanted = min(MOST, max(FEWEST, LAYER_PASSES // profile.layers))
@@ -71,7 +69,7 @@ def rehearsed(framework: Callable[[], Framework]) -> Rehearse:
             calibration,
             placement,
             gossip_s=GOSSIP_INTERVAL_S,
-            quality_budget=BUDGET,
+            quality_budget=quality_budget,
         )
         queues.run(requests)
         counted = requests[int(WARM_UP * len(requests)) :]

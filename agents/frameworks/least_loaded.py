@@ -35,7 +35,9 @@ class LeastLoaded(BaseFramework):
 
     def plan(self, demand: Demand, view: View) -> Plan:
         """Two draws and one comparison per expert, in order."""
-        chance = draw(self.name, seed=self.seed, request=demand.request, step=demand.step, layer=demand.layer)
+        chance = draw(
+            self.name, seed=self.seed, run=view.seed, request=demand.request, step=demand.step, layer=demand.layer
+        )
 
         def waiting_s(copy: Replica) -> float:
             busy_s = view.backlog_s(copy.server)

@@ -1,18 +1,19 @@
 r"""Spans of whole layers on a swarm of servers, and a client that finds its own way.  Petals, arXiv 2209.01188
 [reconstruction].
 
-Placement is ``petals_spans``, the way is ``petals_routing``: at home, by (4) there, for the first server; at the end of
-a span, by (2), for the next.  All experts of a layer run where the layer is.  The client holds the head: the states of
+Placement is ``petals_spans``, the way is ``petals_routing``: home takes the first server by (4) there, and from it on
+the ways of (2).  All experts of a layer run where the layer is.  The client holds the head: the states of
 the last layer go home.
 
 A server that stops answering is banned for 15 s, then 30 s ...; who is in the swarm, and all RTTs, are looked at every
 60 s.  Throughputs are those announced at the start: nobody sees a queue, as in the paper.
 
+The client decides on the whole chain, which travels with the request: servers only follow it.
+
 Where our engine differs from the paper's client:
 
-- The client decides on the whole chain, and a chain that breaks is repaired by the client.  Here nothing of a decision
-  travels with a pass, so the server at the end of a span repeats the client's search from there, with its own measured
-  RTTs and its own bans.  Both find the same chain as long as they know the same.
+- A chain whose next server is lost is repaired by the client, which sends what it has kept of the states.  Here the
+  server at the end of the span before repairs it, by the same search with its own measured RTTs and its own bans.
 - Token ids travel to the first server, not embeddings: some 8 KB per token less on the first hop.
 - A failure shows as silence in gossip (``View.alive``), and an answer to it as a success; the client would notice
   at its next call.
@@ -33,10 +34,14 @@ from agents.frameworks.petals_routing import (
     Bans,
     Spans,
     Way,
+    chain,
     covering,
     entries,
+    follow,
     half_rtt_s,
+    read,
     ways,
+    written,
 )
 from agents.frameworks.petals_spans import spans
 from agents.frameworks.placements import known_precision
@@ -92,15 +97,31 @@ class Petals(BaseFramework):
         reachable, found = self._ways(arrival.home, view)
         return self._entry(arrival.home, 0, reachable, found, view)
 
+    def notes(self, arrival: Arrival, view: View) -> bytes:
+        """The chain that begins at the server of ``enter``."""
+        reachable, found = self._ways(arrival.home, view)
+        first = self._entry(arrival.home, 0, reachable, found, view)
+        return written(chain(found, first, 0, view.profile.layers))
+
     def plan(self, demand: Demand, view: View) -> Plan:
-        """Experts at this server, if it has the layer; stay to the end of its span, then on by equation (2)."""
+        """Experts at this server; stay to the end of its span, then on along the chain that came with the request."""
+        following = follow(read(demand.notes), view.server, demand.layer, demand.home, view.profile.layers)
+        if following is not None and view.alive(following):
+            return self._plan(demand, view.server, following)
+        return self._searched(demand, view)
+
+    def _searched(self, demand: Demand, view: View) -> Plan:
+        """Where there is no chain, or its next server is lost: a new one from here, by equation (2)."""
         reachable, found = self._ways(demand.home, view)
         owner, layer = view.server, demand.layer
         if (owner, layer) not in found:
             owner = self._entry(view.server, layer, reachable, found, view)
-        following = found[owner, layer].following
+        notes = written(chain(found, owner, layer, view.profile.layers))
+        return self._plan(demand, owner, found[owner, layer].following, notes)
+
+    def _plan(self, demand: Demand, owner: str, following: str, notes: bytes | None = None) -> Plan:
         choices = tuple(Choice(expert=e.expert, server=owner, precision=self.precision) for e in demand.experts)
-        return Plan(choices=choices, next_server=next_server(demand, following))
+        return Plan(choices=choices, next_server=next_server(demand, following), notes=notes)
 
     def _entry(
         self, origin: str, layer: int, reachable: Spans, found: Mapping[tuple[str, int], Way], view: View

@@ -18,6 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
+from agents.protocol import MAX_NOTES_BYTES
+
 UNKNOWN_S = 0.15
 SERIALISATION_S = 0.018
 #: A server that failed is left alone for this long, then for twice as long, and so on.
@@ -26,6 +30,9 @@ BAN_S = 15.0
 REFRESH_S = 60.0
 
 Spans = Mapping[str, tuple[int, int]]  # server -> first layer, one past the last
+Chain = tuple[tuple[str, int], ...]  # server, one past the last layer that it runs
+
+_decoder = msgspec.msgpack.Decoder(Chain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +84,55 @@ def ways(
 def entries(spans: Spans, layer: int, found: Mapping[tuple[str, int], Way]) -> dict[str, float]:
     """Cost of going on from a layer, by server that has it."""
     return {server: found[server, layer].cost_s for server in spans if (server, layer) in found}
+
+
+def chain(found: Mapping[tuple[str, int], Way], first: str, layer: int, layers: int) -> Chain:
+    """The way that begins with a layer at one server: the servers in turn, each with the layer at which it ends.
+
+    >>> stay, on = Way(cost_s=1.0, following="a"), Way(cost_s=1.0, following="b")
+    >>> chain({("a", 0): stay, ("a", 1): on, ("b", 2): Way(cost_s=1.0, following="home")}, "a", 0, 3)
+    (('a', 2), ('b', 3))
+    """
+    hops: list[tuple[str, int]] = []
+    here = first
+    while layer < layers:
+        following = found[here, layer].following
+        layer += 1
+        if following != here or layer == layers:
+            hops.append((here, layer))
+        here = following
+    return tuple(hops)
+
+
+def follow(chain: Chain, here: str, layer: int, home: str, layers: int) -> str | None:
+    """Who comes after ``here``, which runs a layer; None where the chain does not lead over it.
+
+    >>> [follow((("a", 2), ("b", 3)), "a", layer, "home", 3) for layer in range(3)]
+    ['a', 'b', None]
+    """
+    for hop, (server, end) in enumerate(chain):
+        if layer < end:
+            if server != here:
+                return None
+            if layer + 1 < end:
+                return here
+            return chain[hop + 1][0] if hop + 1 < len(chain) else home if end == layers else None
+    return None
+
+
+def written(chain: Chain) -> bytes:
+    """A chain as it travels with a request; nothing if it is too long for that: then servers search for themselves.
+
+    >>> read(written((("a", 2), ("b", 3)))), read(b"")
+    ((('a', 2), ('b', 3)), ())
+    """
+    notes = msgspec.msgpack.encode(chain)
+    return notes if len(notes) <= MAX_NOTES_BYTES else b""
+
+
+def read(notes: bytes) -> Chain:
+    """The chain that was written; DecodeError for anything else."""
+    return _decoder.decode(notes) if notes else ()
 
 
 def half_rtt_s(rtt_s: float | None) -> float:

@@ -10,14 +10,14 @@ r"""Each server keeps what its own users ask for most.  Prism, first called Danc
 
     λ_n  share of the requests that arrive at n
 
-Every five minutes the paper recomputes (1) to (6) from what was counted, and migrates where that pays:
-``prism_migration``.  Our engine cannot move copies during a run, so nothing here does: the placement is made for the
-frequencies of the whole run, which is what migration would reach under a steady load.  Under a load that drifts, a
-deployed Prism would do better than this one.
+Every five minutes (``review_s``) servers tell what their users have asked for, (1) to (6) are computed anew from these
+counts, and copies move where that pays: ``prism_migration``.  Until the first review, f_n is what calibration expects
+of the users of n (``domains``), instead of a history.  Of a layer of a server where nothing was counted, that is kept.
 
-Where we differ: f_n comes from calibration instead of a history (``domains``); room is fast memory, cut to the common
-budget (``placements.copies_per_server``), and slow memory only where that cannot hold every expert; (4) takes from
-the layer with most to spare, at the server that has most of it.  ``precision`` makes the same in int8 or int4.
+Where we differ: room is fast memory, cut to the common budget (``placements.copies_per_server``), and slow memory only
+where that cannot hold every expert; (4) takes from the layer with most to spare, at the server that has most of it; the
+review runs in the orchestrator, so that counts and decisions cost no time on the links.  ``precision`` makes the same
+in int8 or int4.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from agents.cluster import Cluster
+from agents.frameworks.base import Demand, Plan, Review, View
 from agents.frameworks.domains import server_usage
 from agents.frameworks.expected import Floats, home_shares
 from agents.frameworks.local_first import LocalFirst
 from agents.frameworks.placements import Memory, apportion, copies_per_server, known_precision
+from agents.frameworks.prism_migration import INTERVAL_S, worth_migrating
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.protocol import FULL, Placement, Replica
@@ -49,13 +52,53 @@ class Prism(LocalFirst):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         rest = dict(options or {})
         self.precision = str(rest.pop("precision", FULL))
+        self.interval_s = self.review_s = float(rest.pop("review_s", INTERVAL_S))
         super().__init__(rest)
+        self._asked: Counts | None = None  # (layers, experts): tokens of this server's users since the last review
 
     def place(self, cluster: Cluster, profile: ModelProfile, calibration: Calibration) -> Placement:
         """Equations (1) to (6)."""
         known_precision(self.precision, profile, framework=self.name)
+        return self._placed(cluster, profile, server_usage(cluster, calibration))
+
+    def begin(self, view: View) -> None:
+        """Count from the start."""
+        self._asked = np.zeros((view.profile.layers, view.profile.experts), dtype=np.int64)
+
+    def plan(self, demand: Demand, view: View) -> Plan:
+        """Equation (7), counted for the next review: who plans here are this server's own users."""
+        if self._asked is not None and not demand.again:
+            for entry in demand.experts:
+                self._asked[demand.layer, entry.expert] += entry.tokens
+        return super().plan(demand, view)
+
+    def counted(self) -> list[list[int]]:
+        """Equation (1), since the last time."""
+        if self._asked is None:
+            return []
+        asked: list[list[int]] = self._asked.tolist()
+        self._asked[:] = 0
+        return asked
+
+    def review(self, review: Review) -> Placement | None:
+        """Equations (1) to (6) for what was counted, if that is worth the move."""
+        shape = (len(review.cluster.servers), review.profile.layers, review.profile.experts)
+        counts = np.zeros(shape)
+        for server, asked in review.counted.items():
+            if asked:
+                counts[review.cluster.index(server)] = asked
+        if not counts.any():
+            return None
+        usage = usage_of(counts, server_usage(review.cluster, review.calibration))
+        seen = as_counted(review.cluster, counts, review.elapsed_s, top_k=review.profile.top_k)
+        wanted = self._placed(seen, review.profile, usage)
+        worth = worth_migrating(
+            review.placement, wanted, cluster=seen, profile=review.profile, usage=usage, interval_s=self.interval_s
+        )
+        return wanted if worth else None
+
+    def _placed(self, cluster: Cluster, profile: ModelProfile, usage: Floats) -> Placement:
         rooms = copies_per_server(cluster, profile, self.precision, framework=self.name)
-        usage = server_usage(cluster, calibration)
         slots = repaired(slots_per_layer(usage, rooms), experts=profile.experts)
         held = covered(assigned(usage, slots), home_shares(cluster)[:, None, None] * usage)
         memory, size_bytes = Memory(cluster), profile.expert_bytes[self.precision]
@@ -67,6 +110,31 @@ class Prism(LocalFirst):
                 fast = memory.take(name, size_bytes) is True
                 replicas.append(Replica(layer=layer, expert=expert, server=name, precision=self.precision, fast=fast))
         return Placement(replicas=tuple(sorted(replicas)))
+
+
+def usage_of(counts: Floats, otherwise: Floats) -> Floats:
+    """Equation (1) as shares of each layer, (servers, layers, experts); ``otherwise`` where nothing was counted.
+
+    >>> usage_of(np.array([[[3.0, 1.0], [0.0, 0.0]]]), np.full((1, 2, 2), 0.5)).tolist()
+    [[[0.75, 0.25], [0.5, 0.5]]]
+    """
+    total = counts.sum(axis=-1, keepdims=True)
+    found: Floats = np.where(total > 0, counts / np.maximum(total, 1.0), otherwise)
+    return found
+
+
+def as_counted(cluster: Cluster, counts: Floats, elapsed_s: float, *, top_k: int) -> Cluster:
+    """The cluster with the load and the home shares that were counted, in tokens of its first layer."""
+    tokens = counts[:, 0].sum(axis=1) / top_k
+    shares = tokens / max(1.0, tokens.sum())
+    return structs.replace(
+        cluster,
+        servers=tuple(
+            structs.replace(server, home_share=float(share))
+            for server, share in zip(cluster.servers, shares, strict=True)
+        ),
+        arrival_rate_per_s=float(tokens.sum() / (max(1, cluster.tokens_per_request) * elapsed_s)),
+    )
 
 
 def entropy(usage: Floats) -> Floats:

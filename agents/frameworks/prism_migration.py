@@ -12,7 +12,7 @@ r"""When a new placement is worth moving to.  Prism, arXiv 2508.12851 [reconstru
 (4) and the meaning of C are the paper's; the prices in (2) and (3) are ours, so that both sides of (4) are seconds:
 servers receive in parallel, each one copy after the other.  Residency does not count: a copy arrives where it is to be.
 
-The decision is here, pure.  The engine has no way yet to move a copy while requests are under way.
+The decision is here, pure; ``agents.migration`` moves the copies.
 """
 
 from __future__ import annotations

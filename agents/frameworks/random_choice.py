@@ -27,6 +27,8 @@ class RandomChoice(BaseFramework):
 
     def plan(self, demand: Demand, view: View) -> Plan:
         """One draw per expert, in order."""
-        chance = draw(self.name, seed=self.seed, request=demand.request, step=demand.step, layer=demand.layer)
+        chance = draw(
+            self.name, seed=self.seed, run=view.seed, request=demand.request, step=demand.step, layer=demand.layer
+        )
         choices = tuple(Choice.of(chance.choice(view.replicas(demand.layer, e.expert))) for e in demand.experts)
         return Plan(choices=choices, next_server=next_server(demand, view.server))

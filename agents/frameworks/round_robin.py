@@ -38,6 +38,7 @@ class RoundRobin(BaseFramework):
         for entry in demand.experts:
             copies = view.replicas(demand.layer, entry.expert)
             turn = self._position + self._calls[demand.layer, entry.expert]
-            self._calls[demand.layer, entry.expert] += 1
+            if not demand.again:
+                self._calls[demand.layer, entry.expert] += 1
             choices.append(Choice.of(copies[turn % len(copies)]))
         return Plan(choices=tuple(choices), next_server=next_server(demand, view.server))

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from agents.cluster import Cluster
-from agents.depth.allowance import MARGIN
+from agents.depth.base import MARGIN
 from agents.depth.trimmoe import FAILURE, RISK_PER_BUDGET
 from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, Plan, View, next_server
+from agents.frameworks.cost import head_s
 from agents.frameworks.expected import Floats
 from agents.frameworks.trimmoe_placement import Known, place
 from agents.models.calibrate import Calibration
@@ -78,6 +79,7 @@ class TrimMoeRouting(BaseFramework):
                 name = self._names[owner]
                 experts_s = held.get((layer, name), 0) * view.call_s(name, FULL, each) + view.launch_s(name)
                 self._layer_s[layer, owner] = view.dense_s(name, tokens) + experts_s
+        self._head_s = np.array([head_s(server.device, view.profile, tokens) for server in view.cluster.servers])
         self._state_bytes = tokens * view.profile.hidden_bytes
         self._looked_s = float("-inf")
         self._look(view)
@@ -135,7 +137,7 @@ class TrimMoeRouting(BaseFramework):
         for layer in range(layers - 1, -1, -1):
             owners = self._owners[layer]
             if layer == layers - 1:
-                rest_s = self._delay_s[owners, home]
+                rest_s = self._head_s[owners] + self._delay_s[owners, home]
             else:
                 rest_s = (self._move_s[owners] + value_s[layer + 1]).min(axis=1)
             value_s[layer, owners] = self._wait_s[owners] + self._layer_s[layer, owners] + rest_s

@@ -89,6 +89,14 @@ class Calibration:
                 raise TestbedError(
                     f"{path}: losses of {precision} do not cover {usage.shape[1]} layers and their total"
                 )
+        if file.tokens < 1 or len(set(file.domains)) < len(file.domains):
+            raise TestbedError(f"{path}: {file.tokens} tokens of {', '.join(file.domains)}; domains are named once")
+        if not (usage >= 0.0).all() or not np.allclose(usage.sum(axis=2), 1.0, atol=0.05):
+            raise TestbedError(f"{path}: usage must hold shares that sum to 1 in every layer of every domain")
+        for precision, losses in file.precision_loss.items():
+            least, most = min(losses), max(*losses, file.precision_loss_total[precision])
+            if not (least >= 0.0 and file.precision_loss_total[precision] >= 0.0 and most < float("inf")):
+                raise TestbedError(f"{path}: losses of {precision} must be finite, and never below 0")
         return cls(
             tokens=file.tokens,
             domains=tuple(file.domains),

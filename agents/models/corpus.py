@@ -134,6 +134,8 @@ def chosen_twin(command: str, purpose: str | None) -> Path:
     parser.add_argument("--directory", type=Path, help="where the twin lies; default: beside this program")
     chosen = parser.parse_args()
     directory: Path = chosen.directory or twin_directory(chosen.model)
+    if not directory.is_dir():
+        parser.error(f"{directory}: no such directory")
     return directory
 
 
@@ -189,6 +191,8 @@ def _run(command: list[str], cwd: Path | None = None) -> None:
 
 def main() -> int:
     """Fetch, and print characters per domain and part."""
+    purpose = f"Downloads the twins' text into {CACHE} of the current directory, and prints how much it is."
+    argparse.ArgumentParser(prog="python -m agents.models.corpus", description=purpose).parse_args()
     try:
         fetch()
         everything = documents()

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from agents.models.arguments import positive
 from agents.models.mixture import Gate
 from agents.models.prompts import Prompts, read_tokenizer
 from agents.models.quantize import FULL, PRECISIONS
@@ -141,7 +142,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agents.models.evaluate", description="Quality of a stored twin.")
     parser.add_argument("model", nargs="?", choices=sorted(TWINS), default="mixtral-8x7b")
     parser.add_argument("--directory", type=Path, help="where the twin lies; default: beside this program")
-    parser.add_argument("--rows", type=int, default=ROWS, help="held-out rows per domain")
+    parser.add_argument("--rows", type=positive, default=ROWS, help="held-out rows per domain")
     chosen = parser.parse_args()
     try:
         for line in report(chosen.directory or twin_directory(chosen.model), chosen.rows):

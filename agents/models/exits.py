@@ -103,6 +103,17 @@ class ExitHeads:
         for name, shape in expected.items():
             if tensors[name].shape != shape:
                 raise TestbedError(f"{path}: tensor {name} has shape {tensors[name].shape}, expected {shape}")
+        for name in ("wrong", "left", "agreement", "confidence"):
+            lowest, highest = tensors[name].min(initial=0.0), tensors[name].max(initial=0.0)
+            if lowest < 0.0 or highest > 1.0:
+                raise TestbedError(f"{path}: tensor {name} holds {lowest:g} to {highest:g}; shares lie in 0 to 1")
+        if (np.diff(tensors["wrong"].astype(np.float32), axis=0) > 0.0).any() or not tensors["wrong"][0].any():
+            raise TestbedError(
+                f"{path}: tensor wrong must fall as thresholds rise, and cannot be 0 where everybody leaves; "
+                f"measure anew: python -m agents.models.calibrate"
+            )
+        if tensors["domains"].min(initial=0) < 0:
+            raise TestbedError(f"{path}: tensor domains holds {tensors['domains'].min()}; domains count from 0")
         wide: dict[str, Any] = {name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in expected}
         return cls(**wide | {"domains": tensors["domains"].astype(np.int16)})
 

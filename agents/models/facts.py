@@ -32,6 +32,8 @@ from agents.models.quantize import FORMATS
 from testbed.errors import TestbedError
 
 FACTS_FILE = "experts.safetensors"
+#: A divergence of nearly nothing, in single precision, can come out below 0 by so much.
+ROUNDING = 1e-5
 
 Floats = npt.NDArray[np.float32]
 
@@ -64,6 +66,8 @@ class ExpertFacts:
         for name in (*names, *(f"loss/{precision}" for precision in FORMATS)):
             if name not in tensors:
                 raise TestbedError(f"{path}: tensor {name} is missing; measure anew: python -m agents.models.calibrate")
+        if tensors["importance"].ndim != 2:
+            raise TestbedError(f"{path}: tensor importance must have two dimensions, layers and experts")
         layers, experts = tensors["importance"].shape
         square = (experts, experts)
         expected: dict[str, tuple[int, ...]] = {
@@ -75,12 +79,19 @@ class ExpertFacts:
         for name, shape in expected.items():
             if tensors[name].shape != shape:
                 raise TestbedError(f"{path}: tensor {name} has shape {tensors[name].shape}, expected {shape}")
-        if tensors["coactivation"].shape[1:] != (layers, *square):
+        if tensors["coactivation"].shape[1:] != (layers, *square) or not len(tensors["coactivation"]):
             raise TestbedError(f"{path}: tensor coactivation has shape {tensors['coactivation'].shape}")
         wide = {name: np.asarray(tensor, dtype=np.float32) for name, tensor in tensors.items()}
         for name, tensor in wide.items():
             if not np.isfinite(tensor).all():
                 raise TestbedError(f"{path}: tensor {name} holds values that are not finite")
+            if name != "similarity" and tensor.min(initial=0.0) < -ROUNDING:
+                raise TestbedError(f"{path}: tensor {name} holds {tensor.min():g}; shares and rates are never below 0")
+        if not wide["importance"].sum(axis=1).all():
+            raise TestbedError(
+                f"{path}: tensor importance is 0 for a whole layer; nothing can be left out at no cost, so measure "
+                f"anew: python -m agents.models.calibrate"
+            )
         return cls(
             coactivation=wide["coactivation"],
             transition=wide["transition"],

@@ -5,6 +5,7 @@ A directory holds ``model.json`` (shape and training facts), ``weights.safetenso
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -113,4 +114,10 @@ def require_file(path: Path) -> None:
 
 
 def _model_file(directory: Path) -> _ModelFile:
-    return read_json(directory / SPEC_FILE, _ModelFile)
+    path = directory / SPEC_FILE
+    file = read_json(path, _ModelFile)
+    given = msgspec.json.decode(path.read_bytes())["spec"]
+    unknown = sorted(set(given) - {field.name for field in fields(ModelSpec)})
+    if unknown:
+        raise TestbedError(f"{path}: spec has no field {unknown[0]!r}")
+    return file

@@ -15,7 +15,9 @@ from agents.models.profile import ModelProfile
 from agents.models.prompts import Prompts
 from agents.models.remember import MEMORY_BYTES, Remembering
 from agents.models.replay import TRACE_SUFFIX, Replay
+from agents.models.together import check_together
 from agents.models.twin import Twin
+from testbed.errors import TestbedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +59,36 @@ class Model:
                 prompts=checkpoint.prompts,
                 summary=checkpoint.summary,
             )
+        if path.is_dir() and not (path / SPEC_FILE).is_file():
+            raise TestbedError(f"{path}: neither a twin ({SPEC_FILE}) nor a published checkpoint (config.json)")
         twin = Twin.load(path)
-        return cls(
+        model = cls(
             directory=path,
             twin=twin,
             profile=ModelProfile.load(twin.spec.name),
             calibration=Calibration.load(path),
             prompts=Prompts.load(path),
-            facts=ExpertFacts.load(path) if (path / FACTS_FILE).is_file() else None,
-            exits=ExitHeads.load(path) if (path / EXITS_FILE).is_file() else None,
+            facts=ExpertFacts.load(path) if _beside(path / FACTS_FILE) else None,
+            exits=ExitHeads.load(path) if _beside(path / EXITS_FILE) else None,
         )
+        check_together(
+            path,
+            spec=twin.spec,
+            profile=model.profile,
+            calibration=model.calibration,
+            prompts=model.prompts,
+            facts=model.facts,
+            exits=model.exits,
+        )
+        return model
 
     def remembering(self, memory_bytes: int = MEMORY_BYTES) -> Model:
         """The same, which computes nothing twice; a trace has nothing to compute."""
         if isinstance(self.twin, Replay):
             return self
         return replace(self, twin=Remembering(self.twin, memory_bytes=memory_bytes))
+
+
+def _beside(path: Path) -> bool:
+    """Whether there is anything of that name; what is no file is refused when it is read."""
+    return path.exists() or path.is_symlink()

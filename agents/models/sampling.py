@@ -49,8 +49,9 @@ def choose(logits: Floats, sampling: Sampling, draw: float) -> int:
     if sampling.temperature == 0.0:
         return int(logits.argmax())
     order = np.argsort(-logits, kind="stable")
-    scaled = logits[order].astype(np.float64) / sampling.temperature
-    p = np.exp(scaled - scaled[0])
+    below = logits[order].astype(np.float64) - float(logits[order[0]])
+    with np.errstate(over="ignore"):  # nearly cold: all but the likeliest are infinitely far
+        p = np.exp(below / sampling.temperature)
     reached = np.cumsum(p / p.sum())
     kept = int(np.searchsorted(reached, sampling.top_p)) + 1
     place = int(np.searchsorted(reached[:kept], draw * reached[min(kept, len(reached)) - 1], side="right"))

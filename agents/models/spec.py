@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from testbed.errors import TestbedError, did_you_mean
+
 #: No twin has more of anything; larger numbers would only take memory.
 LARGEST = 100_000
 
@@ -129,10 +131,16 @@ def twin_directory(name: str) -> Path:
 
 
 def model_path(named: Path) -> Path:
-    """What ``--model`` means: a file or directory that is there, else the stored twin of that name.
+    """What ``--model`` means: a file or directory, else the stored twin of that name.  TestbedError for unknown names.
 
     >>> model_path(Path("mixtral-8x7b")).name
     'mixtral-8x7b-twin'
     """
-    stored = twin_directory(str(named))
-    return stored if not named.exists() and str(named) in TWINS else named
+    if named.exists() or len(named.parts) > 1 or named.suffix == ".jsonl":
+        return named
+    if str(named) not in TWINS:
+        raise TestbedError(
+            f"there is no model {str(named)!r}{did_you_mean(str(named), TWINS)}; known: {', '.join(TWINS)}, "
+            f"or a path: the directory of a twin or checkpoint, or a routing trace (.jsonl)"
+        )
+    return twin_directory(str(named))

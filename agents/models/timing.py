@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.models.arguments import positive
 from agents.models.mixture import Gate, finish
 from agents.models.prompts import Prompts
 from agents.models.quantize import FULL
 from agents.models.reference import mixture, score
-from agents.models.spec import twin_directory
+from agents.models.spec import model_path
 from agents.models.twin import Twin
 from testbed.errors import TestbedError
 
@@ -29,12 +30,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m agents.models.timing", description="Time of the twin's arithmetic."
     )
-    parser.add_argument("--model", type=Path, default=twin_directory("mixtral-8x7b"))
-    parser.add_argument("--tokens", type=int, default=37)
-    parser.add_argument("--passes", type=int, default=100)
+    parser.add_argument("--model", type=Path, default=Path("mixtral-8x7b"), help="a twin's name or directory")
+    parser.add_argument("--tokens", type=positive, default=37)
+    parser.add_argument("--passes", type=positive, default=100)
     chosen = parser.parse_args()
     try:
-        twin, prompts = Twin.load(chosen.model), Prompts.load(chosen.model)
+        directory = model_path(chosen.model)
+        twin, prompts = Twin.load(directory), Prompts.load(directory)
         prompt = prompts.take(prompts.domains[0], 0, chosen.tokens)
     except TestbedError as error:
         print(error, file=sys.stderr)

@@ -29,6 +29,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from agents.models import corpus, network
+from agents.models.arguments import counting, positive
 from agents.models.network import Layer, Network
 from agents.models.optimizer import Muon
 from agents.models.prompts import cut_rows
@@ -220,16 +221,18 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m agents.models.train", description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=sorted(TWINS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steady", type=int, default=1600, help="steps before the learning rate falls")
-    parser.add_argument("--decay", type=int, default=800, help="steps while it falls to zero")
+    parser.add_argument("--seed", type=counting, default=0)
+    parser.add_argument("--steady", type=counting, default=1600, help="steps before the learning rate falls")
+    parser.add_argument("--decay", type=positive, default=800, help="steps while it falls to zero")
     parser.add_argument("--resume", type=Path, help="a checkpoint to continue from")
     parser.add_argument("--checkpoints", type=Path, help="where to put them; default: .corpus/checkpoints/MODEL")
-    parser.add_argument("--every", type=int, default=100, help="steps between checkpoints and validations")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--every", type=positive, default=100, help="steps between checkpoints and validations")
+    parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--output", type=Path, help="where to put the twin; default: beside this program")
     parser.add_argument("--no-compile", action="store_true", help="do without torch.compile (needs no C++ compiler)")
     chosen = parser.parse_args()
+    if chosen.resume and not chosen.resume.is_file():
+        parser.error(f"--resume {chosen.resume}: no such file")
     spec = TWINS[chosen.model]
     checkpoints = chosen.checkpoints or corpus.CACHE / "checkpoints" / spec.name
     output = chosen.output or twin_directory(spec.name)

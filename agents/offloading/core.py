@@ -20,6 +20,7 @@ import numpy as np
 
 from agents.offloading.counts import Counts
 from agents.offloading.machine import Machine
+from agents.offloading.parts import Parts
 from agents.offloading.work import Request, Revealed, Work
 from agents.schedulers.base import Group, Key, Matrix, Scheduler, SchedulerError, Standing, State
 
@@ -78,6 +79,7 @@ class Core:
         self._groups = 0
         self._floor = 0  # advance of the least advanced so far
         self._absent: dict[int, list[Key]] = {}  # request -> guesses that were not in fast memory when they were made
+        self._parts = Parts()
         self._prefetched: set[Key] = set()  # resident, loaded ahead, not yet used
         self._filled = 0
         scheduler.begin(self.state, history)
@@ -119,14 +121,18 @@ class Core:
         state, produced = self.state, []
         state.running = ()
         for standing in job.members:
-            standing.advance += 1
-            standing.stage = (job.stage + 1) % state.stages
-            state.standing[standing.request] = standing
             if job.stage % 2:
                 state.held[list(standing.needs)] -= 1
                 standing.needs = ()
-                if not standing.stage:
-                    produced.append((standing.request, self._token(standing)))
+                whole = self._parts.joined(standing)
+                if whole is None:
+                    continue
+                standing = whole
+            standing.advance += 1
+            standing.stage = (job.stage + 1) % state.stages
+            state.standing[standing.request] = standing
+            if not standing.stage:
+                produced.append((standing.request, self._token(standing)))
         for standing, each in zip(job.members, revealed, strict=False):
             self._reveal(standing, job.stage // 2, each)
             self._demand(standing)
@@ -168,7 +174,7 @@ class Core:
         self._groups += 1
         modelled_s = self._experts_s(members) if stage % 2 else self._dense_s(members)
         if stage == state.stages - 1:
-            modelled_s += self.machine.head_s(len(members), loading=state.loading is not None)
+            modelled_s += self.machine.head_s(len(self._parts.completed(members)), loading=state.loading is not None)
         self.counts.groups += 1
         self.counts.grouped += len(members)
         return Job(members=members, stage=stage, modelled_s=modelled_s)
@@ -178,8 +184,8 @@ class Core:
         layer = job.stage // 2
         if not job.stage % 2:
             return [self._work.dense(each.request, layer) for each in job.members]
-        for each in job.members:
-            self._work.experts(each.request, layer)
+        for request in self._parts.completed(job.members):
+            self._work.experts(request, layer)
         return []
 
     def begin_load(self) -> Load | None:
@@ -228,8 +234,9 @@ class Core:
     def _experts_s(self, members: tuple[Standing, ...]) -> float:
         state, tokens = self.state, dict[Key, int]()
         for each in members:
-            for key, count in self._passes[each.request].counts.items():
-                tokens[key] = tokens.get(key, 0) + count
+            counts = self._passes[self._parts.owner(each.request)].counts
+            for key in each.needs:
+                tokens[key] = tokens.get(key, 0) + counts[key]
             for key in each.needs:
                 needers = state.needers[key]
                 needers.remove(each.request)
@@ -269,10 +276,16 @@ class Core:
         standing.missing = len(keys) - int(here.sum())
         self.counts.demands += len(keys)
         self.counts.hits += len(keys) - standing.missing
-        for key, present in zip(keys, here.tolist(), strict=True):
-            state.needers.setdefault(key, []).append(standing.request)
-            if not present and key != state.loading and key not in state.demanded:
-                state.demanded[key] = state.loads
+        parts = [standing]
+        if self._scheduler.splits and standing.missing and len(keys) > 1:
+            parts = self._parts.split(standing, [key for key, present in zip(keys, here, strict=True) if present])
+            del state.standing[standing.request]
+            state.standing.update({part.request: part for part in parts})
+        for part in parts:
+            for key in part.needs:
+                state.needers.setdefault(key, []).append(part.request)
+                if not state.resident[key] and key != state.loading and key not in state.demanded:
+                    state.demanded[key] = state.loads
 
     def _token(self, standing: Standing) -> bool:
         """A pass is over; whether that was the last one."""

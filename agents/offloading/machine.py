@@ -1,11 +1,12 @@
 r"""What a group and a load cost on one machine: the roofline of the profile, shared weights read once per batch.
 
     T(group before a dense part)   = max( Σ_i (n_i f_a + f_att(n_i, c_i)) / (eff F),  (w_a + Σ_i c_i kv) / M ) + c   (1)
-    T(group before its experts)    = Σ_e  max( n_e f_e / (eff F),  w_e / M ) + c                                     (2)
+    T(group before its experts)    = c + Σ_e  max( n_e f_e / (eff F),  w_e / M )                                     (2)
     T(output head, for those at the end of a pass)  = max( N f_h / (eff F),  w_h / M ) + c                           (3)
     T(load)                        = w_e / (B s)                                                                     (4)
 
     n_i  tokens of request i, c_i its positions    n_e  tokens of the whole group that go to expert e
+    c    launch, once per group as in ``agents.frameworks.cost``
     B    storage to fast memory, bytes/s           s    share of B that this way of reading reaches, 1 for large reads
     M    memory bandwidth; M - B for a group that starts while the channel reads
 
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from agents.frameworks.cost import expert_s, head_s, roofline_s
+from agents.frameworks.cost import call_s, head_s, roofline_s
 from agents.models.profile import ModelProfile
 from agents.models.quantize import FULL
 from testbed.errors import TestbedError
@@ -35,7 +36,7 @@ class Machine:
     profile: ModelProfile
     precision: str = FULL
     fault_share: float = 1.0  # of the storage bandwidth that page faults reach, in (0, 1]
-    _expert_s: dict[tuple[int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _call_s: dict[tuple[int, bool], float] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """TestbedError where loads would take all of the memory bandwidth, or a share is none."""
@@ -78,12 +79,12 @@ class Machine:
 
     def experts_s(self, tokens: Mapping[int, int], *, loading: bool) -> float:
         """Equation (2) for the tokens of every expert."""
-        known, total_s = self._expert_s, 0.0
+        known, total_s = self._call_s, self.device.launch_s if tokens else 0.0
         for count in tokens.values():
             found = known.get((count, loading))
             if found is None:
                 device = self._while_loading if loading else self.device
-                found = known[count, loading] = expert_s(device, self.profile, self.precision, count)
+                found = known[count, loading] = call_s(device, self.profile, self.precision, count)
             total_s += found
         return total_s
 

@@ -115,6 +115,7 @@ class Scheduler(Protocol):
     """Decides what the device and the load channel of one machine do."""
 
     name: str
+    splits: bool  # whether the resident experts of a request's layer may run while others are loaded
     faults: bool  # whether experts are faulted in page by page, as by a memory-mapped file, instead of read whole
 
     def begin(self, state: State, history: Sequence[Matrix]) -> None:
@@ -151,12 +152,14 @@ class BaseScheduler:
 
     name = "base"
     faults = False
+    splits = False
+    cache = "lru"  # the policy that it has where none is asked for
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         from agents.schedulers.caches import policy
 
         given = dict(options or {})
-        self._cache = policy(str(given.pop("cache", "lru")))
+        self._cache = policy(str(given.pop("cache", self.cache)))
         self.configure(given)
         if given:
             raise SchedulerError(f"scheduler {self.name} has no option {sorted(given)[0]!r}")

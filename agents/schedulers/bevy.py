@@ -18,6 +18,10 @@ experts that a waiting request demands,
 By (2) requests that have fallen behind catch up and merge with those ahead; somebody runs ahead alone only while all
 behind him wait for loads.  So groups balance themselves: nobody waits for one to form.
 
+Passes go round the layers, so what was used longest ago is what the next request needs: with many requests, ``lru``
+evicts all of it in time, and every order of loads starves.  Unless told otherwise Bevy evicts what will be needed last
+(``next-use`` of ``agents.schedulers.caches``) [ours].
+
 Invariants, held by ``tests/unit/test_schedulers_bevy.py`` on random runs:
 
     work     the device is never idle while a request is ready
@@ -30,7 +34,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents.schedulers.base import BaseScheduler, Group, Key, State, number_option
+from agents.schedulers.base import BaseScheduler, Group, Key, Standing, State, number_option
 
 #: Groups that may overtake a ready request: some passes of a deep model.
 PATIENCE = 256
@@ -40,6 +44,7 @@ class Bevy(BaseScheduler):
     """Equations (1) to (4)."""
 
     name = "bevy"
+    cache = "next-use"
 
     def configure(self, options: dict[str, Any]) -> None:
         """``patience``."""
@@ -52,7 +57,7 @@ class Bevy(BaseScheduler):
             return ()
         first = max(ready, key=lambda each: (each.passed_over, -each.advance))
         if first.passed_over < self._patience:
-            first = min(ready, key=lambda each: each.rank)
+            first = min(ready, key=self.urgency)
         return state.at_stage(first.stage)
 
     def next_load(self, state: State) -> Key | None:
@@ -63,5 +68,9 @@ class Bevy(BaseScheduler):
         oldest = next(iter(demanded))
         if state.loads - demanded[oldest] >= self._patience:
             return oldest
-        standing, needers = state.standing, state.needers
-        return min(demanded, key=lambda key: min((standing[r].advance, standing[r].missing) for r in needers[key]))
+        standing, needers, urgency = state.standing, state.needers, self.urgency
+        return min(demanded, key=lambda key: min((urgency(standing[r])[0], standing[r].missing) for r in needers[key]))
+
+    def urgency(self, standing: Standing) -> tuple[int, int]:
+        """What (2) and (4) minimise, and what decides among equals."""
+        return standing.rank

@@ -75,6 +75,7 @@ class WithPrefetch:
 
     def __init__(self, below: Scheduler, predictor: Predictor, *, name: str, cap: int) -> None:
         self.name = name
+        self.splits = below.splits
         self.faults = False  # who loads ahead reads whole experts
         self._below = below
         self._predictor = predictor

@@ -14,10 +14,12 @@ from testbed.errors import did_you_mean
 #: name -> (module, class or function that takes options).  The order is that of tables and figures.
 SCHEDULERS: Mapping[str, tuple[str, str]] = {
     "lockstep": ("agents.schedulers.lockstep", "Lockstep"),
+    "lockstep-overlap": ("agents.schedulers.split", "OverlappedLockstep"),
     "each-alone": ("agents.schedulers.each_alone", "EachAlone"),
     "prefetch": ("agents.schedulers.prefetch", "prefetch"),
     "prefetch-matrix": ("agents.schedulers.prefetch_matrix", "prefetch_matrix"),
     "bevy": ("agents.schedulers.bevy", "Bevy"),
+    "bevy-split": ("agents.schedulers.split", "SplitBevy"),
     "bevy+prefetch": ("agents.schedulers.prefetch", "bevy_with_prefetch"),
 }
 #: Those that load ahead by a prediction, without Bevy.

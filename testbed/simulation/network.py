@@ -176,6 +176,16 @@ class SimulatedNetwork:
         """What is in force: (link, source) -> direction."""
         return {(report.link, report.source): report.applied for report in self.counters()}
 
+    def state(self, source: str, target: str) -> tuple[float, float]:
+        """One-way delay (s) of something very small that is sent now, and the rate (bit/s) of the slowest link."""
+        now_s = at_s = self._loop.time()
+        rate_bps = math.inf
+        for hop in itertools.pairwise(self._paths.path(source, target)):
+            lane = self._lanes[hop]
+            at_s = lane.crossed_s(at_s)
+            rate_bps = min(rate_bps, lane.direction.rate_bps)
+        return at_s - now_s, rate_bps
+
     def _flow(self, source: str, target: str) -> Flow:
         there, back = (self._paths.path(*ends) for ends in ((source, target), (target, source)))
         return Flow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import pytest
@@ -11,10 +12,10 @@ from hypothesis import strategies as st
 from agents.cluster import Cluster
 from agents.depth.apply import trimmed
 from agents.depth.registry import DEPTHS
-from agents.frameworks.base import Arrival, Demand, Framework, Plan, View
+from agents.frameworks.base import Arrival, Demand, Framework, Plan, Review, View
 from agents.frameworks.placements import check_placement
 from agents.frameworks.registry import BLIND_TO_BUDGET, FRAMEWORKS, create, create_depth
-from agents.protocol import FULL, Placement
+from agents.protocol import FULL, MAX_NOTES_BYTES, Placement
 
 from ..support.depth import facts  # noqa: TID252
 from ..unit.framework_cases import MIXTRAL, Still, calibration, cluster, demand, view  # noqa: TID252
@@ -102,6 +103,54 @@ def test_every_layer_of_a_request_finds_each_of_its_experts_once(name: str, topo
         for asked, plan, _ in route(name, topology, home):
             assert_complete(asked, plan, placement)
             assert plan.next_server in shape.names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_loaded_ahead_lies_here_and_what_is_noted_may_travel(name: str) -> None:
+    shape, placement = placed(name, "edge10")
+    for home in shape.names[::3]:
+        for _, plan, here in route(name, "edge10", home):
+            assert set(plan.prefetch) <= {copy for copy in placement.replicas if copy.server == here}
+            assert plan.notes is None or len(plan.notes) <= MAX_NOTES_BYTES
+        framework, seen, _ = begun(name, "edge10", home)
+        arrival = Arrival(request=1, kind="score", home=home, tokens=37, output_tokens=0)
+        assert len(framework.notes(arrival, seen)) <= MAX_NOTES_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_is_worth_keeping_has_a_worth(name: str) -> None:
+    _, placement = placed(name, "edge10")
+    framework, seen, _ = begun(name, "edge10", placement.replicas[0].server)
+    framework.plan(demand(0), seen)
+    worth = framework.worth()
+
+    if worth is not None:
+        assert all(math.isfinite(worth((copy.layer, copy.expert, copy.precision))) for copy in placement.replicas)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_review_leaves_the_placement_or_finds_one_within_memory_and_redundancy(name: str) -> None:
+    """Of what one server has counted in one request, as far as it counts anything."""
+    shape, placement = placed(name, "small3")
+    framework, seen, _ = begun(name, "small3", "s1")
+    for layer in range(MIXTRAL.layers):
+        framework.plan(demand(layer, home="s1"), seen)
+    asked = framework.counted()
+
+    found = framework.review(
+        Review(
+            placement=placement,
+            counted={"s1": asked} if asked else {},
+            elapsed_s=60.0,
+            cluster=shape,
+            profile=MIXTRAL,
+            calibration=MEASURED,
+        )
+    )
+
+    assert framework.review_s is None or framework.review_s > 0
+    if found is not None:
+        check_placement(found, shape, MIXTRAL, framework=name)
 
 
 @pytest.mark.parametrize("name", NAMES)

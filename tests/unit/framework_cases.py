@@ -84,6 +84,7 @@ def demand(
     budget: float = 0.02,
     next_server: str | None = None,
     request: int = 0,
+    notes: bytes = b"",
 ) -> Demand:
     """What a gate that draws experts at random would ask for."""
     random = np.random.default_rng([seed, layer])
@@ -110,4 +111,5 @@ def demand(
         quality_spent=spent,
         quality_budget=budget,
         next_server=next_server,
+        notes=notes,
     )

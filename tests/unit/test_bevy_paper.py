@@ -5,9 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
-from analysis.offloading import BEST, BEVY, LARGE, LOCKSTEP, compared, device_busy, draw, read
+from analysis.offloading import (
+    BEST,
+    BEVY,
+    LARGE,
+    LOCKSTEP,
+    compared,
+    device_busy,
+    draw,
+    gains_at,
+    over_concurrency,
+    read,
+)
 from orchestration.bevy_paper import LARGE_READS, cells, main, texts_of
 from orchestration.offloading import core_of, requests, run_cell
 from scenarios.bevy_paper import DEFAULT, QUICK
@@ -86,8 +99,40 @@ def test_figures_say_what_their_axes_are(directory: Path) -> None:
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {*SCHEDULERS, LARGE}
 
 
+def test_every_panel_shows_all_of_its_lines(directory: Path) -> None:
+    figure = over_concurrency(read(directory).results)
+
+    for axes in figure.axes:
+        highest = max(float(np.max(np.asarray(line.get_ydata(), dtype=float))) for line in axes.get_lines())
+        assert axes.get_ylim()[0] == 0
+        assert highest <= axes.get_ylim()[1]
+
+
+def test_ratios_are_taken_seed_by_seed_and_their_mean_has_an_interval(directory: Path) -> None:
+    results = [each for each in read(directory).results if each.cache == "lru"]
+    twice = [
+        *results,
+        *(
+            msgspec.structs.replace(each, seed=1, tokens_per_s=each.tokens_per_s * (1.1 if each.row == BEVY else 1.0))
+            for each in results
+        ),
+    ]
+
+    once, both = (gains_at(compared(of), (LOCKSTEP,)) for of in (results, twice))
+
+    for point, gain in both.items():
+        before = once[point]
+        assert gain.n == 2
+        assert before.low is None
+        assert before.value is not None
+        assert gain.low is not None
+        assert gain.high is not None
+        assert gain.value == pytest.approx(1.05 * before.value)
+        assert gain.low < before.value < gain.high
+
+
 def test_every_scheduler_of_a_point_serves_the_same_requests_on_the_same_machine() -> None:
-    made = list(cells(TINY, SCHEDULERS, fault_share=0.5, precision="full", seed=3))
+    made = list(cells(TINY, SCHEDULERS, fault_share=0.5, precision="full", seeds=(3,)))
     first = made[0]
     same = [cell for cell in made if (cell.concurrency, cell.fraction) == (first.concurrency, first.fraction)]
 
@@ -100,7 +145,7 @@ def test_the_same_cell_gives_the_same_record_and_the_past_is_not_what_is_served(
     (server,) = load_topology(ROOT / "topologies" / "local-apple.yaml").servers
     assert server.device is not None
     texts, _ = texts_of("switch-base-8", "drawn", positions=40, seed=1)
-    cell = next(iter(cells(TINY, ["bevy"], fault_share=1.0, precision="int8", seed=1)))
+    cell = next(iter(cells(TINY, ["bevy"], fault_share=1.0, precision="int8", seeds=(1,))))
 
     assert run_cell(cell, server.device, texts) == run_cell(cell, server.device, texts)
     poisson = run_cell(replace(cell, rate_per_s=2.0, concurrency=8), server.device, texts)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agents.depth.apply import trimmed
-from agents.depth.base import COHERENCE, BaseDepth, Cut, JointLoss, Reason, skip_loss
+from agents.depth.base import COHERENCE, MARGIN, BaseDepth, Cut, JointLoss, Reason, skip_loss
 from agents.depth.calm import Calm
 from agents.depth.lookahead import Lookahead
 from agents.depth.plancost import Part, descents, parts_of
@@ -127,7 +127,7 @@ def test_cuts_follow_the_slowest_server() -> None:
 def test_experts_of_different_tokens_lose_their_sum_and_those_of_one_token_more() -> None:
     facts = depth.facts(LAYERS, EXPERTS)
     apart, together = JointLoss(facts, 2), JointLoss(facts, 2)
-    alone = [0.5 * skip_loss(facts, 2, expert) for expert in (0, 1)]
+    alone = [MARGIN * 0.5 * skip_loss(facts, 2, expert) for expert in (0, 1)]
 
     for expert in (0, 1):
         apart.add(entry(expert, 0b0011 << 2 * expert, 0.5))
@@ -267,17 +267,22 @@ def test_a_later_layer_with_long_trips_makes_losses_dearer_now() -> None:
 
 def test_the_threshold_rises_where_the_gauge_expects_too_many_errors_and_falls_back_to_the_certified_one() -> None:
     heads = depth.heads(LAYERS, 16, safe_from=0.6)
-    policy = TrimMoe({"risk": 0.05})
+    policy = TrimMoe({"risk": 0.05, "exit_price": 0.0})
     policy.begin(seen(), heads, quality_budget=0.02)
     assert policy.gate is not None
     certified = policy.threshold
     assert certified == pytest.approx(0.6)
 
+    stream = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
+    sure = heads.confident(LAYERS - 2, stream)
+    barely, unsure = stream[(sure > certified) & (sure < certified + 0.1)], stream[sure < 0.3]
+    assert len(barely) > 2
+    assert len(unsure) > 2
     for _ in range(200):
-        policy._watch(0.3)
+        policy.leaves(LAYERS - 2, barely, seen())
     raised = policy.threshold
     for _ in range(3000):
-        policy._watch(0.0)
+        policy.leaves(LAYERS - 2, unsure, seen())
 
     assert raised > certified
     assert policy.threshold == certified

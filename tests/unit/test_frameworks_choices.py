@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from agents.frameworks.base import Plan, View
 from agents.frameworks.draws import draw
+from agents.frameworks.eplb import Eplb
 from agents.frameworks.greedy import Greedy
 from agents.frameworks.least_loaded import LeastLoaded
 from agents.frameworks.random_choice import RandomChoice
@@ -76,8 +78,19 @@ def test_random_draws_depend_on_request_layer_and_seed_but_not_on_what_came_befo
     assert again != servers_of(RandomChoice({"seed": 1}).plan(demand(7, request=3), seen))
 
 
+@pytest.mark.parametrize("framework", [RandomChoice(), LeastLoaded(), Eplb()])
+def test_another_run_draws_other_copies_and_the_same_run_the_same(framework: RandomChoice) -> None:
+    def drawn(seed: int) -> list[str]:
+        seen = seen_from("s1", everywhere(*SHAPE.names))
+        seen.seed = seed
+        return servers_of(framework.plan(demand(7, request=3), seen))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
 def test_draws_of_two_frameworks_are_independent() -> None:
-    where = {"seed": 0, "request": 1, "step": 0, "layer": 2}
+    where = {"seed": 0, "run": 0, "request": 1, "step": 0, "layer": 2}
 
     assert draw("random", **where).random() != draw("eplb", **where).random()
 
@@ -90,6 +103,17 @@ def test_round_robin_takes_the_copies_of_an_expert_in_turn() -> None:
     turns = [servers_of(framework.plan(demand(0), seen)) for _ in range(4)]
 
     assert turns == [[server] * 8 for server in ("s1", "s2", "s3", "s1")]
+
+
+def test_a_layer_that_is_planned_again_after_cuts_takes_no_further_turn() -> None:
+    seen = seen_from("s1", everywhere("s1", "s2", "s3"))
+    framework = RoundRobin()
+    framework.begin(seen)
+
+    framework.plan(demand(0), seen)
+    again = servers_of(framework.plan(replace(demand(0), again=True), seen))
+
+    assert again == servers_of(framework.plan(demand(0), seen)) == ["s2"] * 8
 
 
 def test_round_robin_begins_elsewhere_on_another_server_and_anew_in_another_run() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.frameworks.registry import BLIND_TO_BUDGET, FRAMEWORKS
+from agents.frameworks.registry import ABLATIONS, BLIND_TO_BUDGET, FRAMEWORKS, create
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "frameworks.md").read_text()
@@ -18,6 +18,13 @@ def test_the_page_has_a_row_for_every_framework(name: str) -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `")]
 
     assert any(f"`{name}`" in row.split("|")[1] for row in rows)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_the_page_names_every_ablation_and_it_can_be_made(name: str) -> None:
+    assert f"`{name}`" in PAGE or f"`{name.removeprefix('hetroute')}`" in PAGE
+    assert create(name).name == name
+    assert create(f"{name}+skip-only").name == f"{name}+skip-only"
 
 
 def test_files_that_the_page_links_to_exist() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from agents.frameworks.eplb import Eplb, copy_counts, pack
 from agents.frameworks.expected import Expected
@@ -31,6 +33,38 @@ def test_a_small_example_worked_by_hand() -> None:
 
     assert counts == [3, 1, 1, 1]
     assert pack(load, counts, [2, 2, 2], [1.0, 1.0, 1.0]) == [[1, 0], [0, 2], [0, 3]]
+
+
+def test_groups_are_packed_to_nodes_and_experts_within_a_node_by_the_same_two_equations() -> None:
+    """Four groups of two on two nodes of three servers, six slots each; worked by hand as the published example goes.
+
+    Groups 60, 40, 56 and 20: 60 | 56, then 40 to the lighter node, 20 to the other: nodes (A, D) and (C, B).
+    In (C, B), 50, 6, 30 and 10: 50 -> 25 + 25, then 30 -> 15 + 15.  Packing 25 | 25 | 15, then 15 to the first of the
+    two that are equal, 40; 10 to the third, 25, and 6 to the second, 31.
+    """
+    groups = {"A": [40.0, 20.0], "B": [30.0, 10.0], "C": [50.0, 6.0], "D": [12.0, 8.0]}
+
+    assert pack([sum(group) for group in groups.values()], [1] * 4, [2, 2], [1.0, 1.0]) == [[0, 3], [2, 1]]
+    load = groups["C"] + groups["B"]
+    counts = copy_counts(load, 6, most=3)
+    assert counts == [2, 1, 2, 1]
+    assert pack(load, counts, [2] * 3, [1.0] * 3) == [[0, 2], [0, 1], [2, 3]]
+
+
+def test_experts_that_many_users_ask_for_get_more_copies() -> None:
+    """Half of all users ask about a domain that needs expert 0 alone, the others about one that needs all the rest."""
+    shape = cluster()
+    servers = [
+        structs.replace(s, domain_shares=(("a" if s.name in ("s6", "s7", "s10") else "b", 1.0),)) for s in shape.servers
+    ]
+    usage = np.zeros_like(MEASURED.usage)
+    usage[0, :, 0] = usage[1, :, 1:] = 1.0
+    measured = replace(MEASURED, usage=usage / usage.sum(axis=2, keepdims=True).clip(1e-9))
+
+    placement = Eplb().place(structs.replace(shape, servers=tuple(servers)), MIXTRAL, measured)
+
+    copies = Counter(copy.expert for copy in placement.replicas)
+    assert copies[0] > 2 * max(copies[expert] for expert in range(1, 8))
 
 
 def test_a_server_twice_as_quick_takes_twice_the_load() -> None:

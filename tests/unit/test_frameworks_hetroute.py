@@ -67,6 +67,21 @@ def test_copies_stay_within_the_redundancy(redundancy: float) -> None:
     assert used <= budget_bytes(shape, MIXTRAL)
 
 
+def test_no_pipeline_has_a_precision_that_a_whole_pass_cannot_afford() -> None:
+    shape = cluster(rate=20.0, redundancy=2.0)
+    total = sum(MEASURED.quality_loss(layer, "int4") for layer in range(MIXTRAL.layers))
+    used = {}
+    for budget in (0.99 * total, 1.01 * total):
+        framework = HetRoute({"rehearse": False})
+        framework.measured(None, None, quality_budget=budget)
+        used[budget] = {replica.precision for replica in framework.place(shape, MIXTRAL, MEASURED).replicas}
+
+    below, above = used.values()
+    assert "int4" not in below
+    assert "int8" in below
+    assert "int4" in above
+
+
 def test_redundancy_below_one_is_refused() -> None:
     with pytest.raises(FrameworkError, match="below 1"):
         HetRoute().place(cluster(redundancy=0.9), MIXTRAL, MEASURED)

@@ -9,8 +9,8 @@ import pytest
 
 from agents.errors import FrameworkError
 from agents.frameworks.activations import REMEMBERED, UNDER_WAY, Activations, similarity
-from agents.frameworks.base import Arrival, Feedback
-from agents.frameworks.moe_infinity import MoeInfinity
+from agents.frameworks.base import Arrival, Feedback, Plan
+from agents.frameworks.moe_infinity import MOST_AHEAD, MoeInfinity
 from agents.protocol import Placement
 from tests.support.clusters import DEVICE
 from tests.support.clusters import cluster as equal_servers
@@ -53,30 +53,32 @@ def test_the_hosts_are_those_that_load_least_and_quickest() -> None:
     assert hosts(PLACED) == {"s5", "s8"}
 
 
-def test_a_home_that_is_a_host_keeps_its_requests_and_others_go_to_the_nearest_host() -> None:
+def test_a_home_that_is_a_host_keeps_its_requests_and_others_go_where_they_are_served_soonest() -> None:
+    """s8 loads more than twice as quickly as s5, which outweighs the way from the metro of s5."""
     live = Still(SHAPE)
 
     assert {home: entry(home, live) for home in ("s5", "s8", "s6", "s10")} == {
         "s5": "s5",
         "s8": "s8",
-        "s6": "s5",
+        "s6": "s8",
         "s10": "s8",
     }
 
 
 def test_a_host_with_a_long_queue_is_avoided_unless_it_is_home() -> None:
+    """A request queues in each of its 32 layers."""
     live = Still(SHAPE)
-    live.backlog_s = {"s5": 2.0}
+    live.backlog_s = {"s8": 0.1}
 
-    assert entry("s6", live) == "s8"
-    assert entry("s5", live) == "s5"
+    assert entry("s6", live) == "s5"
+    assert entry("s8", live) == "s8"
 
 
 def test_a_host_that_is_lost_is_replaced_by_another() -> None:
     live = Still(SHAPE)
-    live.lost = {"s5"}
+    live.lost = {"s8"}
 
-    assert entry("s6", live) == "s8"
+    assert entry("s6", live) == "s5"
 
 
 def test_a_request_never_leaves_its_host() -> None:
@@ -97,14 +99,14 @@ def test_a_cluster_in_which_no_server_can_hold_everything_is_refused() -> None:
 # --- residency --------------------------------------------------------------------------------------------------------
 
 
-def test_early_layers_are_pinned_and_room_for_one_layer_stays_free() -> None:
+def test_everything_lies_in_slow_memory_and_the_cache_begins_with_early_layers() -> None:
     here = [copy for copy in PLACED.replicas if copy.server == "s5"]
-    pinned = [copy.layer for copy in here if copy.fast]
+    worth = begun("s5", Still(SHAPE)).worth()
 
-    assert len(pinned) == 115 - 8
-    assert sorted(pinned) == sorted(pinned)[:107]
-    assert np.mean(pinned) < np.mean([copy.layer for copy in here if not copy.fast])
-    assert {layer for layer in range(10) if pinned.count(layer) == 8} >= set(range(8))
+    kept = sorted(here, key=lambda copy: -worth((copy.layer, copy.expert, copy.precision)))[:115]
+
+    assert not any(copy.fast for copy in here)
+    assert np.mean([copy.layer for copy in kept]) < 10 < np.mean([copy.layer for copy in here])
 
 
 def test_a_server_with_room_for_everything_loads_nothing() -> None:
@@ -113,8 +115,8 @@ def test_a_server_with_room_for_everything_loads_nothing() -> None:
     assert all(copy.fast for copy in MoeInfinity().place(equal_servers(2, device=large), MIXTRAL, MEASURED).replicas)
 
 
-def test_slow_memory_that_is_too_small_gives_way_to_fast_memory() -> None:
-    """48 GB x 85 % + 50 GB hold 115 + 141 experts: all there are, and no room stays free."""
+def test_where_slow_memory_is_too_small_the_rest_stays_in_fast_memory() -> None:
+    """48 GB x 85 % + 50 GB hold 115 + 141 experts: all there are, and no room stays free for loads."""
     tight = replace(DEVICE, slow_bytes=int(141.5 * MIXTRAL.expert_bytes["full"]))
 
     placement = MoeInfinity().place(equal_servers(1, device=tight), MIXTRAL, MEASURED)
@@ -158,9 +160,9 @@ def test_what_has_been_seen_since_changes_which_request_is_nearest() -> None:
 
 def test_a_long_request_is_as_near_as_a_short_one_of_the_same_kind() -> None:
     row = np.array([[1.0, 2.0, 0.0]])
+    others = np.array([row, 50 * row, [[0.0, 0.0, 7.0]]])
 
-    assert similarity(row, row) == pytest.approx(similarity(row, 50 * row)) == pytest.approx(1.0)
-    assert similarity(row, np.array([[0.0, 0.0, 7.0]])) == 0.0
+    assert similarity(row, others) == pytest.approx([1.0, 1.0, 0.0])
 
 
 def test_nothing_is_predicted_without_a_past_or_for_a_stranger() -> None:
@@ -191,14 +193,69 @@ def test_memory_is_bounded_in_requests_done_and_under_way() -> None:
     assert len(history._current) == UNDER_WAY
 
 
-def test_the_framework_records_what_its_host_computes() -> None:
+def asked(framework: MoeInfinity, request: int, layers: int, live: Still) -> list[Plan]:
+    seen = view("s5", live, PLACED, MEASURED)
+    plans = []
+    for layer in range(layers):
+        plans.append(framework.plan(demand(layer, request=request), seen))
+        framework.observe(Feedback(request=request, step=0, layer=layer, duration_s=0.0, wait_s=0.0))
+    return plans
+
+
+def test_a_host_loads_ahead_what_the_nearest_request_of_the_past_asked_for_next() -> None:
     live = Still(SHAPE)
-    framework, seen = begun("s5", live), view("s5", live, PLACED, MEASURED)
-    for layer in range(MIXTRAL.layers):
-        framework.plan(demand(layer, request=1), seen)
-        framework.observe(Feedback(request=1, step=0, layer=layer, duration_s=0.0, wait_s=0.0))
-    framework.plan(demand(0, request=2), seen)
+    framework = begun("s5", live)
+    asked(framework, 1, MIXTRAL.layers, live)
 
-    wanted = framework.activations.wanted(2, 0)
+    (plan,) = asked(framework, 2, 1, live)
 
-    assert {expert for layer, expert in wanted if layer == 1} == {entry.expert for entry in demand(1).experts}
+    assert 0 < len(plan.prefetch) <= MOST_AHEAD
+    assert {copy.server for copy in plan.prefetch} == {"s5"}
+    first = [copy.expert for copy in plan.prefetch if copy.layer == 1]
+    assert len(first) >= 4
+    assert set(first) <= {entry.expert for entry in demand(1).experts}
+    assert all(copy.layer > 0 for copy in plan.prefetch)
+
+
+def test_nothing_is_loaded_ahead_for_the_first_request_nor_by_a_server_that_is_no_host() -> None:
+    live = Still(SHAPE)
+
+    assert [plan.prefetch for plan in asked(begun("s5", live), 1, 3, live)] == [()] * 3
+    assert begun("s1", live).plan(demand(0), view("s1", live, PLACED, MEASURED)).prefetch == ()
+
+
+# --- what is worth keeping --------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_request_calibration_says_what_is_worth_keeping_and_early_layers_weigh_more() -> None:
+    history = Activations(layers=3, experts=2, usage=np.array([[3.0, 1.0], [1.0, 1.0], [1.0, 1.0]]))
+
+    assert history.worth().tolist() == [[0.75, 0.25], [0.75 * 0.5, 0.75 * 0.5], [0.5 * 0.5, 0.5 * 0.5]]
+
+
+def test_what_a_request_under_way_is_expected_to_need_is_worth_more_than_what_it_has_left_behind() -> None:
+    history = Activations(layers=3, experts=2, usage=np.ones((3, 2)))
+    done(history, 1, [[1, 0], [1, 0], [1, 0]])
+    history.saw(2, 0, [(0, 1)])
+    before = history.worth()
+    history.saw(2, 1, [(0, 1)])
+
+    history.predicted(2, 1)
+
+    # Of request 1, that is 1 - 1/4; the mean of it and of usage, 3/4, would be worth 3/4 times 2/4.
+    assert history.worth()[2, 0] == 0.75
+    assert before[2, 0] == pytest.approx(0.375)
+    assert history.worth()[1, 0] == 0.75  # asked for by request 2 itself, one layer down
+    assert history.worth()[0, 1] == pytest.approx(0.25)  # by nobody but the calibration
+
+
+def test_a_request_that_is_over_leaves_its_matrix_and_no_expectation() -> None:
+    history = Activations(layers=2, experts=2)
+    done(history, 1, [[1, 0], [0, 1]])
+    history.saw(2, 0, [(0, 1)])
+    history.predicted(2, 0)
+    history.saw(2, 1, [(0, 1)])
+
+    history.done(2)
+
+    assert history.worth() == pytest.approx(np.array([[2 / 3, 0.0], [2 / 9, 2 / 9]]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import networkx as nx
 import numpy as np
 import pytest
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival
 from agents.frameworks.petals import Petals
-from agents.frameworks.petals_routing import BAN_S, REFRESH_S, SERIALISATION_S, UNKNOWN_S, Bans, Spans, entries, ways
+from agents.frameworks.petals_routing import (
+    BAN_S,
+    REFRESH_S,
+    SERIALISATION_S,
+    UNKNOWN_S,
+    Bans,
+    Spans,
+    entries,
+    read,
+    ways,
+)
 from agents.frameworks.petals_spans import grown, laid, spans
 from agents.protocol import Placement, Replica
 from tests.support.clusters import cluster as equal_servers
@@ -261,3 +272,63 @@ def test_a_pass_whose_next_server_is_lost_takes_another_one() -> None:
 
     assert others
     assert framework.plan(demand(layer), seen).next_server in others
+
+
+# --- the chain that travels -------------------------------------------------------------------------------------------
+
+
+def noted(home: str, live: Still) -> bytes:
+    return begun(home, live).notes(arrival(home), view(home, live, PLACED, MEASURED))
+
+
+def followed(home: str, live: Still, notes: bytes) -> list[str]:
+    """The servers of all layers when the chain travels with the request."""
+    here = begun(home, live).enter(arrival(home), view(home, live, PLACED, MEASURED))
+    found = []
+    for layer in range(MIXTRAL.layers):
+        found.append(here)
+        asked = demand(layer, home=home, notes=notes)
+        plan = begun(here, live).plan(asked, view(here, live, PLACED, MEASURED))
+        notes = notes if plan.notes is None else plan.notes
+        here = plan.next_server
+    return [*found, here]
+
+
+def test_servers_follow_the_chain_of_the_client_whatever_they_know_themselves() -> None:
+    """A server that takes all ways for long would go another one, but nobody asks it."""
+    live, elsewhere = Still(SHAPE), Still(SHAPE)
+    elsewhere.path = lambda one, other: (0.5 if "s1" in (one, other) else 0.001, 1e9)  # type: ignore[method-assign]
+    notes = noted("s7", live)
+
+    assert followed("s7", live, notes) == chain("s7", live)
+    assert [s for s, _ in read(notes)] == list(dict.fromkeys(followed("s7", live, notes)[:-1]))
+    for server, end in read(notes)[:-1]:
+        plan = begun(server, elsewhere).plan(
+            demand(end - 1, home="s7", notes=notes), view(server, elsewhere, PLACED, MEASURED)
+        )
+        assert plan.next_server == followed("s7", live, notes)[end]
+        assert plan.notes is None
+
+
+def test_a_chain_whose_next_server_is_lost_is_repaired_and_the_new_one_travels_on() -> None:
+    live = Still(SHAPE)
+    notes = noted("s7", live)
+    (here, end), following = next(
+        (hop, other)
+        for hop, (other, _) in itertools.pairwise(read(notes))
+        if any(begin <= hop[1] < last for name, (begin, last) in SPANS.items() if name != other)
+    )
+    live.lost = {following}
+
+    plan = begun(here, live).plan(demand(end - 1, home="s7", notes=notes), view(here, live, PLACED, MEASURED))
+
+    assert plan.next_server != following
+    assert plan.notes is not None
+    assert read(plan.notes)[0] == (here, end)
+    assert read(plan.notes)[1][0] == plan.next_server
+    assert read(plan.notes)[-1][1] == MIXTRAL.layers
+
+
+def test_notes_that_are_no_chain_are_refused() -> None:
+    with pytest.raises(msgspec.MsgspecError):
+        read(b"\x93abc")

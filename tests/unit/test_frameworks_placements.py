@@ -9,13 +9,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from agents.cluster import Cluster
+from agents.cluster import Cluster, cluster_of
 from agents.errors import FrameworkError
-from agents.frameworks.domains import OWN_SHARE, domain_mix, metros, server_usage
+from agents.frameworks.domains import domain_mix, server_usage
 from agents.frameworks.placements import apportion, copies_per_server
-from scenarios.timeline import Setting
-from scenarios.workload import poisson
 from testbed.load import load_topology
 from tests.support.clusters import DEVICE
 from tests.support.clusters import cluster as equal_servers
@@ -102,31 +101,37 @@ def test_too_little_memory_is_refused_by_name(shape: Cluster, words: str) -> Non
 # --- who asks for what ------------------------------------------------------------------------------------------------
 
 
-def test_metros_come_out_of_delays() -> None:
-    assert metros(cluster("edge10")) == (0, 0, 0, 0, 1, 1, 1, 2, 2, 2)
-    assert metros(cluster("metro-routers")) == (0, 0, 0, 1, 1, 1)
+def asking(**shares: dict[str, float]) -> Cluster:
+    """Three equal servers whose users ask about these domains."""
+    shape = equal_servers(3)
+    return structs.replace(
+        shape,
+        servers=tuple(
+            structs.replace(server, domain_shares=tuple(shares.get(server.name, {}).items()))
+            for server in shape.servers
+        ),
+    )
 
 
-def test_the_mix_of_domains_is_what_the_workload_draws() -> None:
-    """3000 requests on edge10; a server with few users sees some 150 of them, so a share is within 0.12."""
-    topology = load_topology(TOPOLOGIES / "edge10.yaml")
-    setting = Setting(topology=topology, seed=1, domains=("a", "b", "c"), prompts_per_domain=9, prompt_tokens=96)
-    requests = poisson(setting, rate_per_s=3000.0, duration_s=1.0)
-
-    mix = domain_mix(cluster("edge10"), 3)
-
-    for place, node in enumerate(topology.servers):
-        asked = [request.domain for request in requests if request.home == node.name]
-        for domain, share in zip("abc", mix[place], strict=True):
-            assert asked.count(domain) / len(asked) == pytest.approx(share, abs=0.12)
-
-
-def test_usage_of_a_server_leans_towards_its_own_subject() -> None:
+def test_usage_of_a_server_is_mixed_by_what_its_users_ask_about() -> None:
     measured = calibration()
 
-    usage = server_usage(cluster(), measured)
+    usage = server_usage(asking(s1={"a": 0.5, "c": 0.5}, s2={"b": 1.0}), measured)
 
-    rest = (1 - OWN_SHARE) / 3
-    expected = (OWN_SHARE + rest) * measured.usage[1] + rest * (measured.usage[0] + measured.usage[2])
-    assert usage[5] == pytest.approx(expected)  # s6, of the second metro
-    assert usage.sum(axis=2) == pytest.approx(1.0)
+    assert usage[0] == pytest.approx((measured.usage[0] + measured.usage[2]) / 2)
+    assert usage[1] == pytest.approx(measured.usage[1])
+
+
+def test_users_of_whom_nothing_is_known_ask_about_everything_alike() -> None:
+    """Nothing at all is known of s3's, and of s1's something that the calibration has no text of."""
+    mix = domain_mix(asking(s1={"poems": 1.0}, s2={"poems": 0.5, "b": 0.5}), ("a", "b"))
+
+    assert mix.tolist() == [[0.5, 0.5], [0.0, 1.0], [0.5, 0.5]]
+
+
+def test_a_cluster_carries_what_a_scenario_says_of_its_users() -> None:
+    topology = load_topology(TOPOLOGIES / "small3.yaml")
+
+    shape = cluster_of(topology, arrival_rate_per_s=1.0, tokens_per_request=9, domain_shares={"s2": {"b": 1.0}})
+
+    assert [server.domain_shares for server in shape.servers] == [(), (("b", 1.0),), ()]

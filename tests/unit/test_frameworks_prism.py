@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
+from agents.cluster import Cluster
 from agents.errors import FrameworkError
+from agents.frameworks.base import Review
 from agents.frameworks.domains import server_usage
 from agents.frameworks.expected import Floats
-from agents.frameworks.placements import spread
-from agents.frameworks.prism import Prism, assigned, covered, entropy, repaired, slots_per_layer
+from agents.frameworks.placements import check_placement, spread
+from agents.frameworks.prism import Prism, as_counted, assigned, covered, entropy, repaired, slots_per_layer
 from agents.frameworks.prism_migration import migration_s, waiting_s, worth_migrating
 from agents.models.calibrate import Calibration
 from agents.protocol import Placement, Replica
@@ -96,7 +99,7 @@ def test_the_share_of_a_servers_users_weighs_its_duplicates() -> None:
 
 
 def test_more_of_what_is_asked_for_is_at_home_than_under_a_spread_that_knows_no_homes() -> None:
-    shape, measured = cluster(), _specialised()
+    shape, measured = _with_subjects(cluster()), _specialised()
     usage = server_usage(shape, measured)
 
     def at_home(placement: Placement) -> float:
@@ -213,7 +216,99 @@ def test_a_copy_that_nobody_has_cannot_be_moved() -> None:
         migration_s(keeps(0, 0), keeps(0, 1), cluster=TWO, profile=SMALL)
 
 
+# --- reviews ----------------------------------------------------------------------------------------------------------
+
+
+def asked_for(usage: Floats, shape: Cluster, *, tokens: int = 200_000) -> dict[str, list[list[int]]]:
+    """Counts as they come from servers whose users choose experts by ``usage``, many or few as they are."""
+    share = np.array([server.home_share for server in shape.servers])
+    counts = np.rint(usage * tokens * share[:, None, None]).astype(int)
+    return dict(zip(shape.names, counts.tolist(), strict=True))
+
+
+def reviewed(counted: dict[str, list[list[int]]], shape: Cluster, placement: Placement) -> Placement | None:
+    review = Review(
+        placement=placement,
+        counted=counted,
+        elapsed_s=300.0,
+        cluster=shape,
+        profile=MIXTRAL,
+        calibration=_specialised(),
+    )
+    return Prism().review(review)
+
+
+def test_users_that_ask_for_something_else_than_expected_get_another_placement() -> None:
+    shape, measured = _with_subjects(cluster()), _specialised()
+    placement = Prism().place(shape, MIXTRAL, measured)
+    drifted = server_usage(shape, replace(measured, usage=measured.usage[[1, 2, 0]]))
+
+    wanted = reviewed(asked_for(drifted, shape), shape, placement)
+
+    assert wanted is not None
+    check_placement(wanted, shape, MIXTRAL, framework="prism")
+    new_s, old_s = (waiting_s(p, cluster=shape, profile=MIXTRAL, usage=drifted) for p in (wanted, placement))
+    assert new_s < old_s
+
+
+def test_users_that_ask_as_they_did_at_the_last_review_keep_their_placement() -> None:
+    shape, measured = _with_subjects(cluster()), _specialised()
+    counted = asked_for(server_usage(shape, replace(measured, usage=measured.usage[[1, 2, 0]])), shape)
+
+    wanted = reviewed(counted, shape, Prism().place(shape, MIXTRAL, measured))
+
+    assert wanted is not None
+    assert reviewed(counted, shape, wanted) is None
+
+
+def test_without_a_single_request_nothing_changes() -> None:
+    shape = cluster()
+    placement = Prism().place(shape, MIXTRAL, _specialised())
+
+    assert reviewed({}, shape, placement) is None
+    assert reviewed(asked_for(server_usage(shape, MEASURED), shape, tokens=0), shape, placement) is None
+
+
+def test_load_and_home_shares_are_taken_from_what_was_counted() -> None:
+    """740 and 2220 calls of top-2 gates: 370 and 1110 tokens, 40 requests of 37 tokens within 10 s."""
+    counts = np.zeros((2, 3, 2))
+    counts[0, :, 0], counts[1, :, 1] = 740, 2220
+
+    seen = as_counted(TWO, counts, 10.0, top_k=2)
+
+    assert [server.home_share for server in seen.servers] == [0.25, 0.75]
+    assert seen.arrival_rate_per_s == pytest.approx(4.0)
+
+
+def test_a_server_counts_what_its_users_ask_for_and_begins_anew_when_it_has_told() -> None:
+    shape, framework = cluster(), Prism()
+    placement = framework.place(shape, MIXTRAL, MEASURED)
+    seen = view("s6", Still(shape), placement, MEASURED)
+    framework.begin(seen)
+    framework.plan(demand(4, home="s6"), seen)
+
+    counted = framework.counted()
+
+    assert [sum(row) for row in counted] == [0, 0, 0, 0, 2 * 37, *[0] * 27]
+    assert counted[4] == [{e.expert: e.tokens for e in demand(4).experts}.get(expert, 0) for expert in range(8)]
+    assert sum(map(sum, framework.counted())) == 0
+
+
+def test_five_minutes_lie_between_two_reviews_unless_an_option_says_otherwise() -> None:
+    assert Prism().review_s == 300.0
+    assert Prism({"review_s": 20}).review_s == 20.0
+
+
 def _specialised() -> Calibration:
     """Domains that hardly share an expert."""
     usage = np.random.default_rng(1).dirichlet(np.full(MIXTRAL.experts, 0.4), size=(3, MIXTRAL.layers))
     return replace(MEASURED, usage=usage)
+
+
+def _with_subjects(shape: Cluster) -> Cluster:
+    """Users who ask about one of the three domains most of the time, in turn."""
+    subjects = [{domain: 0.8 if domain == own else 0.1 for domain in "abc"} for own in "abcabcabca"]
+    servers = zip(shape.servers, subjects, strict=True)
+    return structs.replace(
+        shape, servers=tuple(structs.replace(server, domain_shares=tuple(asked.items())) for server, asked in servers)
+    )

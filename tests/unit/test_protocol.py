@@ -7,17 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents import codec
-from agents.codec import decode, decode_command, encode, encode_management, wire_bytes
+from agents.codec import decode, decode_command, decode_report, encode, encode_management, wire_bytes
 from agents.protocol import (
     MAGIC,
+    MAX_NOTES_BYTES,
+    Arrived,
+    Command,
     Configure,
+    Count,
+    Counted,
+    Enter,
     Failed,
     Message,
+    Piece,
     Placement,
     ProtocolError,
+    Rearrange,
     Replica,
     Result,
     State,
+    Switch,
+    Ticket,
 )
 from tests.support.clusters import cluster
 
@@ -135,6 +145,22 @@ def test_the_weight_on_the_wire_is_known_without_encoding(message: Message) -> N
     assert 0 <= wire_bytes(message) - framed_bytes(message) <= 7 + 7  # the envelope's and the last padding's header
 
 
+def test_notes_of_a_framework_travel_with_a_request_and_more_of_them_than_that_do_not() -> None:
+    def entering(notes: bytes) -> list[bytes | memoryview]:
+        ticket = Ticket(request=1, kind="score", home="s1", step=0, start=0, deadline_s=9.0, path=[], notes=notes)
+        tokens = np.zeros(3, np.int32)
+        return encode(
+            Message(run="r", source="s1", sent_s=0.0, size_bytes=0, body=Enter(ticket=ticket), arrays=(tokens,))
+        )
+
+    told = decode(entering(b"\x00chain")).body
+
+    assert isinstance(told, Enter)
+    assert told.ticket.notes == b"\x00chain"
+    with pytest.raises(ProtocolError, match="length <= 2048"):
+        decode(entering(bytes(MAX_NOTES_BYTES + 1)))
+
+
 @given(noise=st.binary(max_size=200))
 def test_noise_on_the_data_plane_is_an_error_and_nothing_else(noise: bytes) -> None:
     with pytest.raises(ProtocolError):
@@ -158,5 +184,32 @@ def test_a_whole_configuration_survives_the_management_plane() -> None:
         addresses={"s1": "tcp://s1:5555"},
         quality_budget=0.02,
         known_logits=frozenset({b"\x00\xff"}),
+        seed=7,
     )
     assert decode_command(encode_management(command)) == command
+
+
+@pytest.mark.parametrize(
+    "command", [Count(review=2), Switch(move=3), Rearrange(move=3, placement=Placement(replicas=(), notes={"a": 1}))]
+)
+def test_the_steps_of_a_move_survive_the_management_plane(command: Command) -> None:
+    assert decode_command(encode_management(command)) == command
+
+
+def test_what_is_counted_and_what_has_arrived_survive_the_management_plane() -> None:
+    for report in (
+        Counted(server="s1", review=2, asked=[[0, 3], [1, 2]]),
+        Arrived(server="s1", move=2, copies=7, received_bytes=10**10),
+    ):
+        assert decode_report(encode_management(report)) == report
+
+
+def test_a_piece_of_weights_weighs_what_it_would_and_has_no_negative_number() -> None:
+    def piece(number: int) -> Message:
+        body = Piece(move=1, layer=0, expert=1, precision="full", piece=number)
+        return Message(run="r", source="s1", sent_s=0.0, size_bytes=10**6, body=body)
+
+    assert 10**6 <= sum(map(len, encode(piece(0)))) < 10**6 + 100
+    assert decode(encode(piece(7))).body == piece(7).body
+    with pytest.raises(ProtocolError, match="no valid envelope"):
+        decode(encode(piece(-1)))

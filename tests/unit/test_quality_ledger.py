@@ -44,11 +44,17 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[Still, Placement, float, float]:
     return live, placement, draw(st.sampled_from([0.0, 1e-3, 0.02])), draw(st.sampled_from([1e-4, 0.02, 0.5]))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(drawn=settings_of_a_run(), seed=st.integers(0, 9), set_level=st.booleans())
-def test_whatever_fails_the_budget_holds_and_a_living_full_copy_is_a_way(
-    drawn: tuple[Still, Placement, float, float], seed: int, set_level: bool
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    drawn=settings_of_a_run(),
+    seed=st.integers(0, 9),
+    set_level=st.booleans(),
+    fails=st.lists(st.tuples(st.integers(1, LAYERS - 1), st.integers(0, 4)), max_size=3),
+)
+def test_whatever_fails_and_whenever_the_budget_holds_and_a_living_full_copy_is_a_way(
+    drawn: tuple[Still, Placement, float, float], seed: int, set_level: bool, fails: list[tuple[int, int]]
 ) -> None:
+    """``fails``: before which layer of the request which other server fails."""
     live, placement, budget, loss = drawn
     measured = calibration(SMALL, int8=loss / 10, int4=loss)
     here = next(name for name in live.cluster.names if name not in live.lost)
@@ -58,6 +64,8 @@ def test_whatever_fails_the_budget_holds_and_a_living_full_copy_is_a_way(
     replicas = frozenset((r.layer, r.expert, r.server, r.precision) for r in placement.replicas)
     spent = 0.0
     for layer in range(LAYERS):
+        names = live.cluster.names
+        live.lost |= {names[at] for when, at in fails if when == layer and at < len(names)} - {here}
         asked = demand(layer, home=here, tokens=6, experts=SMALL.experts, seed=seed, spent=spent, budget=budget)
         living = {
             r.expert

@@ -6,9 +6,9 @@ import polars as pl
 import pytest
 
 from agents.protocol import Collected, Done, Fidelity, LayerRecord, Sample
-from analysis.schema import dtypes
+from analysis.schema import LATER, dtypes, read_table
 from orchestration.player import Event, Played
-from orchestration.recorder import EVENTS, LAYERS, LINKS, REQUESTS, SERVERS, request_row, write_run
+from orchestration.recorder import EVENTS, LAYERS, LINKS, REQUESTS, SERVERS, layer_rows, request_row, write_run
 from orchestration.references import Reference
 from scenarios.timeline import LinkChange, Request, Scenario
 
@@ -126,3 +126,17 @@ def test_layers_stand_in_order_whoever_recorded_them(tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "run" / "layers.parquet")["layer"].to_list() == [0, 1, 2]
     assert pl.read_parquet(tmp_path / "run" / "events.parquet")["event"].to_list() == ["s1-s2 rate=100 Mbit/s"]
     assert pl.read_parquet(tmp_path / "run" / "servers.parquet").height == 1
+
+
+def test_every_term_of_a_decision_has_its_column_and_older_results_hold_none(tmp_path: Path) -> None:
+    fidelity = Fidelity(jobs=0, overruns=0, busy_s=0, lag_p50_s=0, lag_p99_s=0, lag_max_s=0, dropped_messages=0)
+    priced = LayerRecord(request=0, step=0, layer=0, server="s1", start_s=0.0, terms=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+    unpriced = LayerRecord(request=0, step=0, layer=1, server="s1", start_s=0.0)
+    rows = layer_rows([Collected(server="s1", layers=[priced, unpriced], fidelity=fidelity)])
+    frame = pl.DataFrame(rows, schema=dict(LAYERS), orient="row")
+    names = [name for name in frame.columns if name.startswith("predicted_")]
+
+    assert frame.select(names).rows() == [(1.0, 2.0, 3.0, 4.0, 5.0, 6.0), (None,) * 6]
+
+    frame.drop(*LATER["layers"]).write_parquet(tmp_path / "layers.parquet")
+    assert read_table(tmp_path / "layers.parquet", "layers").select(names).rows() == [(None,) * 6] * 2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +9,10 @@ import pytest
 
 from orchestration.catalogue import builder, scenario_names
 from orchestration.player import changed
+from scenarios import workload
 from scenarios.congestion import links_between_metros, squeeze
 from scenarios.timeline import LinkChange, Scenario, Setting, render
-from scenarios.workload import FIRST_ARRIVAL_S, MEAN_TOKENS, poisson
+from scenarios.workload import FIRST_ARRIVAL_S, MEAN_TOKENS, counted_shares, domain_shares, poisson
 from testbed.errors import TestbedError
 from testbed.load import load_topology
 from testbed.topology import Direction
@@ -54,6 +56,24 @@ def test_servers_of_one_metro_ask_mostly_for_one_domain() -> None:
         members = {node.name for node in SETTING.topology.servers if node.metro == metro}
         domains = Counter(request.domain for request in requests if request.home in members)
         assert domains.most_common(1)[0][1] / domains.total() == pytest.approx(0.8, abs=0.05)
+
+
+def test_the_shares_that_placements_are_told_are_those_that_are_drawn() -> None:
+    """A server with few users is home to some 250 of 5000 requests, so a counted share is within 0.1."""
+    told = domain_shares(SETTING)
+    requests = poisson(SETTING, rate_per_s=50, duration_s=100)
+
+    counted = counted_shares(requests)
+
+    assert set(told) == set(counted) == {node.name for node in SETTING.topology.servers}
+    for home, shares in told.items():
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert shares == pytest.approx(counted[home], abs=0.1)
+
+
+def test_shares_can_be_counted_where_there_is_nothing_or_next_to_nothing_to_count() -> None:
+    assert counted_shares(()) == {}
+    assert doctest.testmod(workload).failed == 0
 
 
 @pytest.mark.parametrize(("rate", "duration"), [(0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (float("nan"), 1.0)])

@@ -11,6 +11,7 @@ from agents.offloading.player import Arriving
 from agents.offloading.tables import Tabled
 from agents.offloading.work import Request
 from agents.schedulers.bevy import Bevy
+from agents.schedulers.split import SplitBevy
 from tests.support.offloading_cases import EXPERTS, LAYERS, Watched, machine, play, texts
 
 
@@ -27,9 +28,9 @@ def runs(draw: st.DrawFn) -> tuple[Arriving, int, int, int, float]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(runs(), st.sampled_from(["lru", "lfu", "least-stale", "next-use"]))
+@given(runs(), st.sampled_from(["lru", "lfu", "least-stale", "next-use"]), st.sampled_from([Bevy, SplitBevy]))
 def test_work_is_conserved_loads_are_demanded_and_nobody_starves(
-    run: tuple[Arriving, int, int, int, float], cache: str
+    run: tuple[Arriving, int, int, int, float], cache: str, kind: type[Bevy]
 ) -> None:
     arriving, slots, patience, seed, load_rate = run
     passed_over = 0
@@ -54,7 +55,7 @@ def test_work_is_conserved_loads_are_demanded_and_nobody_starves(
             assert each.missing == sum(not state.resident[key] for key in each.needs)
 
     played, core = play(
-        Bevy({"patience": patience, "cache": cache}),
+        kind({"patience": patience, "cache": cache}),
         slots=slots,
         arriving=arriving,
         work=Tabled(texts(seed=seed)),
@@ -70,7 +71,8 @@ def test_work_is_conserved_loads_are_demanded_and_nobody_starves(
 
     assert all(each.finished_s is not None for each in played.requests)
     assert played.counts.tokens == sum(request.output_tokens for request in arriving.requests)
-    assert passed_over <= patience + len(arriving.requests) - 1
+    standings = len(arriving.requests) * (EXPERTS if kind is SplitBevy else 1)  # a request may stand in parts
+    assert passed_over <= patience + standings - 1
     assert played.counts.prefetches == 0
     assert not core.state.held.any()
     assert not core.state.needers
@@ -114,3 +116,16 @@ def test_alone_bevy_is_lockstep_with_large_reads() -> None:
     arriving = Arriving(requests=[Request(number=n, prompt_tokens=2, output_tokens=6) for n in range(4)], concurrency=1)
 
     assert play("bevy", arriving=arriving)[0].window_s == play("lockstep", arriving=arriving)[0].window_s
+
+
+def test_in_parts_the_resident_experts_of_a_layer_run_while_the_others_are_read() -> None:
+    """One request gains from it too: its loads and its computation overlap."""
+    arriving = Arriving(requests=[Request(number=n, prompt_tokens=6, output_tokens=4) for n in range(3)], concurrency=1)
+
+    whole, parts, lockstep = (
+        play(name, arriving=arriving, options={"cache": "next-use"}, slots=10)[0].window_s
+        for name in ("bevy", "bevy-split", "lockstep-overlap")
+    )
+
+    assert parts < whole
+    assert parts == lockstep

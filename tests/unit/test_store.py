@@ -7,7 +7,7 @@ import pytest
 
 from agents.clock import VirtualClock
 from agents.errors import PlacementError
-from agents.protocol import Replica
+from agents.protocol import Loads, Replica
 from agents.store import FAST_SHARE, ExpertStore
 from testbed.simulation.loop import VirtualLoop
 from testbed.topology import Device
@@ -44,6 +44,8 @@ def in_virtual_time(
             replicas=replicas, device=device(fast_bytes=fast_bytes), expert_bytes=EXPERT_BYTES, clock=clock
         )
         await body(store, clock)
+        store.close()
+        await clock.sleep_until_s(clock.now_s() + 1.0)  # a load that has begun ends
 
     try:
         loop.run_until_complete(main())
@@ -122,6 +124,119 @@ def test_an_expert_that_was_not_placed_here_is_refused() -> None:
 def test_a_placement_beyond_the_fast_memory_is_refused() -> None:
     with pytest.raises(PlacementError, match="fast memory"):
         in_virtual_time(_nothing, [replica(0, fast=True), replica(1, fast=True)], fast_bytes=room(1))
+
+
+# --- what is worth keeping, and what is loaded ahead ------------------------------------------------------------------
+
+
+def worth(*values: float) -> Callable[[tuple[int, int, str]], float]:
+    """Of experts 0, 1, 2 ..."""
+    return lambda key: values[key[1]]
+
+
+SLOW = [replica(expert, fast=False) for expert in range(5)]
+
+
+def test_what_is_worth_least_goes_first_however_recently_it_was_used() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.keep_by(worth(0.1, 0.9, 0.5, 0.0, 0.0))
+        assert store.cached() == [key(1), key(2)]  # it begins with the best
+        await use(store, clock, 0)
+        assert store.cached() == [key(1), key(0)]
+        await use(store, clock, 2)
+        assert store.cached() == [key(1), key(2)]
+
+    in_virtual_time(body, SLOW, fast_bytes=room(2))
+
+
+def test_a_copy_that_is_loaded_ahead_is_there_when_it_is_asked_for() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.prefetch(7, [key(3)])
+        await clock.sleep_until_s(clock.now_s() + 0.11)
+        assert await use(store, clock, 3) == 0.0
+        assert await use(store, clock, 3) == 0.0
+        assert store.loads == Loads(prefetched=1, used=1)
+
+    in_virtual_time(body, SLOW, fast_bytes=room(2))
+
+
+def test_who_asks_for_a_copy_on_its_way_waits_for_the_rest_and_a_load_is_not_interrupted() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.prefetch(7, [key(3), key(4)])
+        await clock.sleep_until_s(clock.now_s() + 0.04)
+        waited_s = await asyncio.gather(use(store, clock, 0), use(store, clock, 3))
+        # 0 comes behind 3, which was under way, and before 4, which was not.
+        assert waited_s == pytest.approx([0.16, 0.06])
+        assert store.loads == Loads(demanded=1, prefetched=1, used=1)
+
+    in_virtual_time(body, SLOW, fast_bytes=room(3))
+
+
+def test_what_is_needed_now_is_loaded_before_anything_ahead() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.prefetch(7, [key(3)])
+        assert await use(store, clock, 0) == pytest.approx(0.1)
+        assert await use(store, clock, 3) == pytest.approx(0.1)
+
+    in_virtual_time(body, SLOW, fast_bytes=room(3))
+
+
+def test_new_wishes_of_a_request_take_the_place_of_its_old_ones_and_requests_take_turns() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.prefetch(7, [key(0), key(1)])
+        store.prefetch(8, [key(2)])
+        store.prefetch(7, [key(3), key(4)])
+        await clock.sleep_until_s(clock.now_s() + 0.5)
+        assert store.cached() == [key(2), key(3), key(4)]
+
+    in_virtual_time(body, SLOW, fast_bytes=room(5))
+
+
+def test_nothing_is_loaded_ahead_in_the_place_of_what_is_worth_more_or_in_use_or_still_to_be_used() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        values = [0.5, 0.4, 0.6, 0.3, 0.7]
+        store.keep_by(lambda key: values[key[1]])
+        store.hold(key(4))
+        store.prefetch(7, [key(1), key(3), key(0)])  # worth less than both that are there
+        await clock.sleep_until_s(clock.now_s() + 0.5)
+        assert set(store.cached()) == {key(4), key(2)}
+        values[:] = [0.5, 0.8, 0.4, 0.9, 0.1]
+        store.prefetch(7, [key(3), key(1)])  # 3 instead of 2; then 4 is in use and 3 was not used yet
+        await clock.sleep_until_s(clock.now_s() + 0.5)
+        assert set(store.cached()) == {key(4), key(3)}
+        assert store.loads == Loads(prefetched=1)
+
+    in_virtual_time(body, SLOW, fast_bytes=room(2))
+
+
+def test_what_was_loaded_ahead_for_nothing_is_counted_when_it_goes() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.prefetch(7, [key(3)])
+        await clock.sleep_until_s(clock.now_s() + 0.11)
+        await use(store, clock, 0)
+        await use(store, clock, 1)
+        assert store.loads == Loads(demanded=2, prefetched=1, wasted=1)
+
+    in_virtual_time(body, SLOW, fast_bytes=room(2))
+
+
+def test_a_copy_of_another_server_cannot_be_loaded_ahead() -> None:
+    async def body(store: ExpertStore, _: VirtualClock) -> None:
+        with pytest.raises(PlacementError, match="expert 7 of layer 0"):
+            store.prefetch(1, [key(7)])
+
+    in_virtual_time(body, SLOW, fast_bytes=room(1))
+
+
+def test_a_store_that_is_closed_loads_nothing_more_ahead() -> None:
+    async def body(store: ExpertStore, clock: VirtualClock) -> None:
+        store.prefetch(7, [key(3), key(4)])
+        await clock.sleep_until_s(clock.now_s() + 0.05)
+        store.close()
+        await clock.sleep_until_s(clock.now_s() + 0.5)
+        assert store.loads.prefetched == 1
+
+    in_virtual_time(body, SLOW, fast_bytes=room(3))
 
 
 async def _nothing(store: ExpertStore, clock: VirtualClock) -> None:

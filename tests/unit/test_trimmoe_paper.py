@@ -41,7 +41,7 @@ def test_what_was_decided_adds_up_to_every_call_of_every_layer(directory: Path) 
     comparison = load(directory / "frameworks-switch-base-8")
 
     assert depth.with_depth(comparison) == ("trimmoe",)
-    (run,) = comparison.runs_of("trimmoe")
+    run = comparison.runs_of("trimmoe")[0]
     decided = depth.decided(run)
     assert decided is not None
     calls = decided.group_by("request", "layer").agg(pl.col("calls").sum()).join(run.requests, on="request")
