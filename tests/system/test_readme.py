@@ -18,7 +18,8 @@ COMMANDS = re.findall(r"^    (\.venv/bin/\S+ [^#\n]*)", README, flags=re.MULTILI
 
 def needs_a_testbed(command: str) -> bool:
     """Whether one must be up; test_run.py and test_network_robustness.py run the like."""
-    return "testbed verify" in command or ("scenarios/" in command and "--backend sim" not in command)
+    simulated = "--backend sim" in command or "_paper.py" in command
+    return "testbed verify" in command or ("scenarios/" in command and not simulated)
 
 
 def argv_of(command: str) -> list[str]:
