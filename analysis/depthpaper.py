@@ -105,7 +105,7 @@ def _table(lines: list[Line]) -> str:
             _mean([each.bytes_per_token for each in runs], 1e-6, ".4f"),
             _change([each.bytes_per_token for each in runs], [each.bytes_per_token for each in base]),
             _mean([each.elsewhere for each in runs], 100, ".1f") + " %",
-            "" if worst.loss is None else f"{100 * worst.loss:.2f} % ({worst.worst})",
+            "" if worst.loss is None else f"{100 * worst.loss:.2f} % ({worst.worst})" if worst.loss else "0",
             _mean([each.rise for each in runs], 100, "+.2f", " %"),
             _mean([each.agreement for each in runs], 100, ".1f", " %"),
         ]

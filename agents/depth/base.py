@@ -37,7 +37,7 @@ Mask = npt.NDArray[np.bool_]
 
 #: ρ and m of ``JointLoss``.
 COHERENCE = 0.5
-MARGIN = 1.6
+MARGIN = 1.8
 
 
 class Reason(StrEnum):

@@ -95,7 +95,8 @@ class Calibration:
             raise TestbedError(f"{path}: usage must hold shares that sum to 1 in every layer of every domain")
         for precision, losses in file.precision_loss.items():
             least, most = min(losses), max(*losses, file.precision_loss_total[precision])
-            if not (least >= 0.0 and file.precision_loss_total[precision] >= 0.0 and most < float("inf")):
+            total = file.precision_loss_total[precision]
+            if not (least >= -SMALLEST_LOSS and total >= -SMALLEST_LOSS and most < float("inf")):
                 raise TestbedError(f"{path}: losses of {precision} must be finite, and never below 0")
         return cls(
             tokens=file.tokens,
