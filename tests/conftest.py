@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import agents  # noqa: F401 - one thread for BLAS, decided before any test imports numpy
 from testbed import capabilities
 
 # The same examples on every run: a change is judged by what it changes.  A busy machine is no reason to fail.
