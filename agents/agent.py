@@ -111,7 +111,9 @@ class _Live:
     def load(self, server: str) -> tuple[float, float, float]:
         if server != self._server:
             return self._run.telemetry.peer_state(server)
-        lane = self._run.passes.lane
+        if self._run.engine is None:
+            return 0.0, 0.0, 0.0
+        lane = self._run.engine.lane
         return lane.backlog_s(), lane.wait_s, self._run.store.loader.backlog_s()
 
     def path(self, source: str, target: str) -> tuple[float, float]:
@@ -125,7 +127,7 @@ class _Live:
     def cached(self, server: str) -> frozenset[tuple[int, int, str]]:
         if server != self._server:
             return self._run.telemetry.cached(server)
-        return frozenset(self._run.store.cached())
+        return frozenset() if self._run.engine is None else frozenset(self._run.store.cached())
 
 
 class _Run:

@@ -149,9 +149,9 @@ def test_a_second_run_on_the_same_testbed_is_refused(network: Network, tmp_path:
     [
         (["--framework", "hetruote"], "there is no framework 'hetruote'; did you mean 'hetroute'?"),
         (["--framework", "nothing.py"], "there is no framework file nothing.py"),
-        (["--model", "nowhere"], "nowhere/model.json"),
+        (["--model", "nowhere"], "there is no model 'nowhere'"),
         (["--testbed", "other"], "testbed 'other' is not up"),
-        (["--results", "/proc/nowhere"], "results cannot be written to /proc/nowhere"),
+        (["--framework", "edgeshard", "--results", "/proc/nowhere"], "results cannot be written to /proc/nowhere"),
         (["--rate", "90000", "--duration", "90000"], "a run plays at most"),
     ],
 )

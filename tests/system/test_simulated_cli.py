@@ -110,7 +110,7 @@ def test_where_packets_are_impossible_runs_are_simulated_and_that_is_said(
         (["--framework", "{placeless}"], "placeless.py cannot place: ValueError: no room"),
         (["--topology", "nowhere.yaml"], "nowhere.yaml"),
         (["--topology", "{broken}"], "broken.yaml:2:1: not valid YAML"),
-        (["--model", "nowhere"], "nowhere/model.json"),
+        (["--model", "nowhere"], "there is no model 'nowhere'"),
         (["--testbed", "other"], "--testbed names a testbed that is up; --backend sim needs none"),
         (["--rate", "90000", "--duration", "90000"], "a run plays at most"),
         (["--results", "{file}/results"], "results cannot be written to "),

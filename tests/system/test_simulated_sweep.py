@@ -386,7 +386,7 @@ def test_a_lone_sweep_takes_over_what_another_leaves_when_it_dies(tmp_path: Path
         (["--frameworks", "hetruote"], "did you mean 'hetroute'?"),
         (["--topologies", f"{SMALL},{SMALL}"], "two of the topologies describe the same network"),
         (["--topologies", "nowhere.yaml"], "no such file"),
-        (["--model", "nowhere"], "nowhere/model.json"),
+        (["--model", "nowhere"], "there is no model 'nowhere'"),
         (["--into", "/proc/nowhere"], "the sweep cannot be written to /proc/nowhere"),
     ],
 )
