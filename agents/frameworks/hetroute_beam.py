@@ -55,6 +55,7 @@ def _beam(problem: Problem, scene: Scene, best: Team | None) -> list[list[Copy]]
                 now_lost = loss + own_loss
                 if now_lost > room:
                     continue
+                # The lines of ``hetroute_branch`` again: these two loops are all that a call per copy would slow down.
                 before = rows_of[server]
                 if before:
                     time_s = fixed_s[server] + (before | rows).bit_count() * token_s[server]
