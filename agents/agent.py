@@ -32,6 +32,7 @@ from agents.models.facts import ExpertFacts
 from agents.models.profile import ModelProfile
 from agents.protocol import (
     GOSSIP_INTERVAL_S,
+    Announce,
     Answer,
     Array,
     Body,
@@ -206,6 +207,7 @@ class _Run:
         self._begin(framework, view)
         self._warm_up(agent.twin, command.placement.replicas)
         self.tasks: set[asyncio.Task[None]] = set()
+        self.deaf = False  # whether the framework has failed on an announcement
 
     def _depth(self, agent: Agent, view: View, device: Device) -> Depth:
         try:
@@ -413,6 +415,8 @@ class Agent:
         run.telemetry.received(message, now_s=self.clock.now_s())
         if isinstance(message.body, Pull | Piece):
             self._move_piece(run, message.source, message.body)
+        elif isinstance(message.body, Announce):
+            self._hear(run, message.source, message.body)
         elif not isinstance(message.body, State):
             run.passes.receive(message)
 
@@ -421,6 +425,14 @@ class Agent:
             run.mover.receive(source, body)
         except TestbedError as error:  # no room for what has arrived
             self.report(Refused(server=self.server, reason=str(error)))
+
+    def _hear(self, run: _Run, source: str, announce: Announce) -> None:
+        try:
+            run.home.heard(source, announce)
+        except TestbedError as error:  # it will fail on every other one, too: said once
+            if not run.deaf:
+                self.report(Refused(server=self.server, reason=str(error)))
+            run.deaf = True
 
     def deliver(self, body: Body, arrays: tuple[Array, ...]) -> None:
         """A pass of a request whose home is here has ended."""

@@ -11,7 +11,7 @@ from agents.channel import Channel
 from agents.clock import Clock
 from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, Framework, View
-from agents.protocol import TOKEN_ID_BYTES, Answer, Array, Done, Enter, Failed, Submit, Ticket
+from agents.protocol import TOKEN_ID_BYTES, Announce, Answer, Array, Done, Enter, Failed, Submit, Ticket
 from agents.routing import check_notes
 from testbed.errors import TestbedError
 
@@ -71,6 +71,8 @@ class Home:
                 raise FrameworkError(f"{self._framework.name}: the entry server {entry!r} does not exist")
             notes = self._framework.notes(arrival, self._view)
             check_notes(notes, self._framework.name)
+            announced = self._framework.announce(arrival, self._view)
+            check_notes(announced, self._framework.name, what="announcements")
         except TestbedError as error:
             self._fail(submit.request, str(error))
             return
@@ -89,6 +91,19 @@ class Home:
             notes=notes,
         )
         self._enter(ticket, submit.tokens, entry, ready_s=request.sent_s)
+        if announced:
+            for server in self._view.cluster.names:
+                if server != self._server:
+                    self._channel.send(server, Announce(text=announced))
+
+    def heard(self, source: str, announce: Announce) -> None:
+        """Another home tells of a request.  FrameworkError if the framework cannot do with it."""
+        try:
+            self._framework.heard(source, announce.text, self._view)
+        except TestbedError:
+            raise
+        except (Exception, SystemExit) as error:  # a framework of the user's may raise anything
+            raise FrameworkError(f"{self._framework.name}: {type(error).__name__}: {error}") from error
 
     def answered(self, answer: Answer, nll: Array, top1: Array) -> None:
         """A pass came back: the end of a ``score``, one more token of a ``generate``."""

@@ -13,6 +13,7 @@ A pass begins and ends at the home server, and only token ids travel there:
 
     any   --Pull-->  a holder  --Piece-->  back        weights of a copy that moves (``agents.migration``)
 
+    home  --Announce--> other servers       what its framework tells of a request that has just entered
     any   --State-->  other servers         gossip: load, and how the links into it look; doubles as the heartbeat
                                             (``agents.gossip`` says who tells whom)
 
@@ -247,7 +248,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, tag="piece"):
     piece: Annotated[int, msgspec.Meta(ge=0)]
 
 
-Body = Enter | Advance | Execute | Result | Answer | Failed | State | Pull | Piece
+class Announce(msgspec.Struct, frozen=True, kw_only=True, tag="announce"):
+    """What the framework of a home tells those of all other servers of a request that has just entered."""
+
+    text: Notes
+
+
+Body = Enter | Advance | Execute | Result | Answer | Failed | State | Announce | Pull | Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +283,7 @@ ARRAYS: dict[type, tuple[ArraySpec, ...]] = {
     Result: (ArraySpec("rows", "<i4", 1), ArraySpec("sum", "<i8", 2)),
     Answer: (ArraySpec("nll", "<f4", 1), ArraySpec("top1", "<i4", 1)),
     Failed: (),
+    Announce: (),
     Pull: (),
     Piece: (),
     State: (

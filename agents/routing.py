@@ -135,11 +135,11 @@ def by_server(choices: Iterable[Choice]) -> dict[str, list[Choice]]:
     return groups
 
 
-def check_notes(notes: bytes | None, framework: str) -> None:
-    """FrameworkError for notes that are none, or more than may travel with a request."""
+def check_notes(notes: bytes | None, framework: str, *, what: str = "notes") -> None:
+    """FrameworkError for notes (or ``what`` they are) that are none, or more than may be sent."""
     if notes is not None and not (isinstance(notes, bytes) and len(notes) <= MAX_NOTES_BYTES):
         size = f"{len(notes)} bytes" if isinstance(notes, bytes) else type(notes).__name__
-        raise FrameworkError(f"{framework}: notes are at most {MAX_NOTES_BYTES} bytes, not {size}")
+        raise FrameworkError(f"{framework}: {what} are at most {MAX_NOTES_BYTES} bytes, not {size}")
 
 
 def check_plan(

@@ -67,6 +67,7 @@ class Grid:
         "hetroute-no-residency",
         "hetroute-no-precision",
         "hetroute-no-redundancy",
+        "hetroute-no-announcing",
         "hetroute-no-merging",
         "hetroute-no-rehearsal",
     )

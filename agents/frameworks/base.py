@@ -337,6 +337,14 @@ class Framework(Protocol):
         """What travels with a request that has just entered, to be read in ``Demand.notes``; bounded in size."""
         ...
 
+    def announce(self, arrival: Arrival, view: View) -> bytes:
+        """What every other server is told at once of a request that has just entered; bounded in size; b"": nothing."""
+        ...
+
+    def heard(self, source: str, text: bytes, view: View) -> None:
+        """Another server has announced something."""
+        ...
+
     def plan(self, demand: Demand, view: View) -> Plan:
         """Decide for one layer of one pass."""
         ...
@@ -395,6 +403,13 @@ class BaseFramework:
     def notes(self, arrival: Arrival, view: View) -> bytes:  # noqa: ARG002
         """Nothing."""
         return b""
+
+    def announce(self, arrival: Arrival, view: View) -> bytes:  # noqa: ARG002
+        """Nothing."""
+        return b""
+
+    def heard(self, source: str, text: bytes, view: View) -> None:
+        """Nobody announces anything."""
 
     def plan(self, demand: Demand, view: View) -> Plan:
         """To be written by each framework."""

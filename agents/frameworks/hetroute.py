@@ -32,13 +32,14 @@ from agents.frameworks.base import Arrival, BaseFramework, Choice, Demand, Exper
 from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Floats
 from agents.frameworks.hetroute_alone import apart
-from agents.frameworks.hetroute_beliefs import Beliefs
+from agents.frameworks.hetroute_beliefs import Beliefs, Entry
 from agents.frameworks.hetroute_copies import Copies
 from agents.frameworks.hetroute_exact import exact
 from agents.frameworks.hetroute_placement import place
 from agents.frameworks.hetroute_problem import Need, Option, Problem, Team
 from agents.frameworks.hetroute_rehearsal import rehearsed
 from agents.frameworks.hetroute_search import best, certain
+from agents.frameworks.hetroute_underway import announced, announcement
 from agents.models.calibrate import Calibration
 from agents.models.exits import ExitHeads
 from agents.models.facts import ExpertFacts
@@ -78,7 +79,8 @@ class HetRoute(BaseFramework):
     Ablations: ``set_level: false`` (each expert for itself), ``residency: false`` (fast memory as the pipelines left
     it), ``precision_aware: false`` (full precision only), ``redundancy`` (no more copies than this, though the setting
     may allow them; 1 is one copy of each expert), ``look_ahead`` (request, layer or none), ``merge: false`` (a message
-    per expert), ``rehearse: false`` (selection by the fluid model instead of the simulated router).  Others:
+    per expert), ``rehearse: false`` (selection by the fluid model instead of the simulated router), ``announce: false``
+    (homes do not tell each other of requests; each knows its own).  Others:
     ``precisions`` (lower ones that copies may have), ``substitutes: false``, ``exact`` (the optimum by enumeration,
     slow), and ``price_s_per_gb``, ``loss_price_s``, ``detour_s``, ``risk_s``, ``backlog_limit_s`` as the constants
     above.
@@ -101,6 +103,7 @@ class HetRoute(BaseFramework):
         self.rehearse = bool(rest.pop("rehearse", True))
         self.exact = bool(rest.pop("exact", False))
         self.substitutes = bool(rest.pop("substitutes", True))
+        self.announces = bool(rest.pop("announce", True))
         self.redundancy = float(rest.pop("redundancy", float("inf")))
         self.price_s_per_byte = float(rest.pop("price_s_per_gb", PRICE_S_PER_GB)) / 1e9
         self.loss_price_s = float(rest.pop("loss_price_s", LOSS_PRICE_S))
@@ -187,7 +190,21 @@ class HetRoute(BaseFramework):
         if self.look_ahead != "request":
             return arrival.home
         self._beliefs.refresh(view)
-        return self._names[self._beliefs.first_server(self._position[arrival.home], view.now_s())]
+        self._entry = self._beliefs.enter(self._position[arrival.home], arrival.output_tokens, view.now_s())
+        return self._names[self._entry.first]
+
+    def announce(self, arrival: Arrival, view: View) -> bytes:  # noqa: ARG002
+        """Tell the other homes that a request is under way, and from which server on."""
+        if not self.announces or self.look_ahead != "request":
+            return b""
+        entry = self._entry
+        return announcement(entry.first, entry.passes, entry.duration_s)
+
+    def heard(self, source: str, text: bytes, view: View) -> None:
+        """A request has entered elsewhere; the news took as long as the way."""
+        told = announced(text, servers=len(self._names))
+        entered_s = view.now_s() - view.delay_s(source, view.server)
+        self._beliefs.under_way(Entry(told.first, told.passes, told.duration_s), self._position[source], entered_s)
 
     def plan(self, demand: Demand, view: View) -> Plan:
         """The cheapest team and next aggregation server; see ``hetroute_search``."""

@@ -1,14 +1,13 @@
 r"""What one server believes of waits and links, and the V that follows.  HetRoute, online part [reconstruction].
 
     w_d  <-  w_d + α (gossip_d - w_d)      every ``REFRESH_S``, begun at the wait that the placement expects     (1)
-    w_d  +=  own requests of the last ``REFRESH_S``:  sum over them of  (S / layers) (S / T)                      (2)
-
-    S  device time of a request on d, T  its device time in all: one job of S / layers is there with probability S / T
+    u_d      wait behind the requests that are known to be under way (``hetroute_underway``),  m_d  its slow mean
+    e_d   =  u_d + max(0, w_d - m_d)       where a request that arrives expects to wait                           (2)
 
 Gossip is a quarter of a second old, longer than many a request lives.  A server that steers by the newest backlogs
 steers by the past, and all others with it: they leave the busy pipeline together and meet again in the other.  So
-(1) is slow, (2) makes a server count what it has just sent itself, and leaving a pipeline in mid-request must gain
-``detour_s``.
+(1) is slow, and leaving a pipeline in mid-request must gain ``detour_s``.  Where a request begins is decided by (2):
+what is under way now, as homes told each other, and what gossip knows beyond that.
 
     r  measured / predicted time of a layer that was gathered here,  h_i  share of cost term i in the prediction
     ω_i  <-  ω_i + α h_i (r ω_i - ω_i) / max_j h_j        weights of transmission, loading, computation          (3)
@@ -21,8 +20,8 @@ All of this is made once per round of gossip, outside of any request: ``plan`` o
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Expected, Floats
 from agents.frameworks.hetroute_outlook import Live, Outlook
 from agents.frameworks.hetroute_problem import Way
+from agents.frameworks.hetroute_underway import Route, Underway, Visit
 from agents.protocol import FULL
 from testbed.topology import BITS_PER_BYTE
 
@@ -43,6 +43,15 @@ LOST_S = 10.0
 #: α, and the bounds of (3).
 TERM_WEIGHT = 0.05
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a request begins, and how long it is expected to stay."""
+
+    first: int
+    passes: float
+    duration_s: float
 
 
 class Beliefs:
@@ -83,7 +92,11 @@ class Beliefs:
         self._wait_s = np.array([float(prior_s.get(name, 0.0)) for name in self.names])
         self.alive = [True] * len(self.names)
         self._refreshed_s = float("-inf")
-        self._sent: deque[tuple[float, Floats]] = deque()
+        self._underway = Underway(len(self.names))
+        self._modelled_s = np.zeros(len(self.names))  # m of (2)
+        #: By first server and home, made when first asked for.
+        self._routes: dict[tuple[int, int], Route] = {}
+        self._decoding = decoding_share(view)
         #: ω of (3): transmission, loading, computation.
         self.weights = [1.0, 1.0, 1.0]
         self._here = self._position[view.server]
@@ -106,6 +119,7 @@ class Beliefs:
         if self._refreshed_s > float("-inf"):
             gossip_s = np.array([view.wait_s(name) for name in self.names])
             self._wait_s += WAIT_WEIGHT * (gossip_s - self._wait_s)
+            self._modelled_s += WAIT_WEIGHT * (self._underway.wait_s(now_s) - self._modelled_s)
         self._refreshed_s = now_s
         self.alive = alive
         paths = [[view.path(a, b) for b in self.names] for a in self.names]
@@ -113,20 +127,43 @@ class Beliefs:
         self._s_per_byte = np.array([[BITS_PER_BYTE / rate_bps for _, rate_bps in row] for row in paths])
         self.slowness = [view.slowness(name) for name in self.names]
         self._load_wait_s = np.array([view.load_backlog_s(name) for name in self.names])
-        self._rebuild(now_s)
+        self._rebuild()
 
-    def first_server(self, home: int, now_s: float) -> int:
-        """Where a request of this home should begin, counting what this server lately sent itself (2)."""
-        self._believe(now_s)
+    def enter(self, home: int, output_tokens: int, now_s: float) -> Entry:
+        """Where a request of this home begins: the server from which it is expected to be done first, by (2)."""
+        wait_s = self._underway.wait_s(now_s) + np.maximum(0.0, self._wait_s - self._modelled_s)
+        live = replace(self._live, wait_s=wait_s + self._lost_s)
+        value_s, _ = self._valued(self._outlooks[True], live)
+        first = int((live.delay_s[home] + value_s[0][:, home]).argmin())
+        passes = 1.0 + self._decoding * max(0, output_tokens - 1)
+        entry = Entry(first, passes, passes * self._route(first, home).pass_s(wait_s))
+        self.under_way(entry, home, now_s)
+        return entry
+
+    def under_way(self, entry: Entry, home: int, entered_s: float) -> None:
+        """A request has entered, here or elsewhere."""
+        route = self._route(entry.first, home)
+        self._underway.add(Visit(route=route, entered_s=entered_s, duration_s=entry.duration_s, passes=entry.passes))
+
+    def _route(self, first: int, home: int) -> Route:
+        """The servers that a request of this home visits from ``first`` on, by the slow beliefs."""
+        known = self._routes.get((first, home))
+        if known is not None:
+            return known
         value_s, best_s = self._tables(True)
-        first = here = int((self._live.delay_s[home] + value_s[0][:, home]).argmin())
-        outlook = self._outlooks[True]
-        work_s = np.zeros(len(self.names))
+        outlook, here = self._outlooks[True], first
+        owners, work_s = [], []
+        away_s = float(self._live.delay_s[home, first])
         for layer in range(self.layers):
-            work_s[here] += outlook.dense_s[here] + outlook.work_s[layer, here] * outlook.whole[layer, here]
-            here = int((best_s[layer, here] + value_s[layer + 1, :, home]).argmin())
-        self._sent.append((now_s, work_s))
-        return first
+            owners.append(here)
+            work_s.append(self.slowness[here] * float(outlook.dense_s[here] + outlook.device_s[layer, here]))
+            following = int((best_s[layer, here] + value_s[layer + 1, :, home]).argmin())
+            away_s += float(self._move_s[here, following])
+            here = following
+        work_s[-1] += float(outlook.head_s[here])
+        away_s += float(self._live.delay_s[here, home])
+        made = self._routes[first, home] = Route.of(owners, work_s, servers=len(self.names), away_s=away_s)
+        return made
 
     def learn(self, measured_s: float, predicted: CostTerms) -> None:
         """Take in what a layer took against what was predicted of it (3)."""
@@ -176,9 +213,9 @@ class Beliefs:
         following = living[np.argsort(reached_s, axis=2, kind="stable")[..., :most]]
         return following.tolist(), np.take_along_axis(value_s, following, axis=2).tolist()
 
-    def _rebuild(self, now_s: float) -> None:
+    def _rebuild(self) -> None:
         """What decisions read, from the latest beliefs."""
-        self._believe(now_s)
+        self._believe()
         _, loading, computation = self.weights
         live = self._live
         self.wait_s: list[float] = live.wait_s.tolist()
@@ -197,34 +234,31 @@ class Beliefs:
             self._aheads[lossy, most] = self._ahead(lossy=lossy, most=most)
         self.epoch += 1
 
-    def _believe(self, now_s: float) -> None:
-        """Waits with what was lately sent (2), and the links; V of these is made when first asked for."""
-        while self._sent and now_s - self._sent[0][0] > REFRESH_S:
-            self._sent.popleft()
-        own_s = np.zeros(len(self.names))
-        for _, work_s in self._sent:
-            own_s += (work_s / self.layers) * (work_s / max(float(work_s.sum()), 1e-9))  # (2)
-        lost_s = LOST_S * ~np.array(self.alive)
+    def _believe(self) -> None:
+        """The slow beliefs (1) and the links; V of these is made when first asked for."""
+        self._lost_s = LOST_S * ~np.array(self.alive)
         transmission = self.weights[0]
         self._live = Live(
-            wait_s=self._wait_s + own_s + lost_s,
+            wait_s=self._wait_s + self._lost_s,
             load_wait_s=self._load_wait_s,
             delay_s=transmission * self._delay_s,
             s_per_byte=transmission * self._s_per_byte,
             slowness=np.array(self.slowness),
         )
         self._cached: dict[bool, tuple[Floats, Floats]] = {}
+        self._routes.clear()
 
     def _tables(self, lossy: bool) -> tuple[Floats, Floats]:
         """V and the best transitions, made when first asked for."""
         if lossy not in self._cached:
-            outlook = self._outlooks[lossy]
-            best_s, _, _ = outlook.transitions(self._live)
-            value_s = (
-                outlook.next_layer_s(self._live, best_s) if self._one_layer else outlook.values(self._live, best_s)
-            )
-            self._cached[lossy] = value_s, best_s
+            self._cached[lossy] = self._valued(self._outlooks[lossy], self._live)
         return self._cached[lossy]
+
+    def _valued(self, outlook: Outlook, live: Live) -> tuple[Floats, Floats]:
+        """V and the best transitions."""
+        best_s, _, _ = outlook.transitions(live)
+        value_s = outlook.next_layer_s(live, best_s) if self._one_layer else outlook.values(live, best_s)
+        return value_s, best_s
 
     def _detours(self, view: View, detour_s: float) -> Floats:
         """What a step must gain that leaves its pipeline, or stays outside of all (layers, a, a').
@@ -247,6 +281,19 @@ class Beliefs:
         for owners in others or chains:
             leaving[each, owners, _next(owners)] = 0.0
         return leaving
+
+
+def decoding_share(view: View) -> float:
+    """Device time of a pass over one token, as a share of that over a request's tokens; of all servers together."""
+    profile, tokens = view.profile, max(1, round(view.cluster.tokens_per_request))
+    each = max(1, round(tokens * profile.top_k / profile.experts))
+    called = min(profile.experts, tokens * profile.top_k)
+    one_s = many_s = 0.0
+    for name in view.cluster.names:
+        launch_s = view.launch_s(name)
+        one_s += view.dense_s(name, 1) + launch_s + profile.top_k * view.call_s(name, FULL, 1)
+        many_s += view.dense_s(name, tokens) + launch_s + called * view.call_s(name, FULL, each)
+    return min(1.0, one_s / many_s)
 
 
 def _next(owners: Sequence[int]) -> list[int]:

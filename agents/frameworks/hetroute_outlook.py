@@ -91,6 +91,8 @@ class Outlook:
         #: Of the best copy of each expert on each server; NEVER_S where there is none.
         self.copy_s = np.full(shape, NEVER_S)
         self.copy_load_s = np.zeros(shape)
+        #: The part of ``copy_s`` that is no time but the price of the copy's loss.
+        self.copy_price_s = np.zeros(shape)
         self.best: dict[tuple[int, int, int], Replica] = {}
         for replica in replicas:
             self._offer(replica, cluster.index(replica.server), cluster, profile, expected, penalty_s)
@@ -99,6 +101,8 @@ class Outlook:
         self.work_s: Floats = np.minimum(self.copy_s.sum(axis=1) + self.launch_s, NEVER_S)
         self._load_s: Floats = self.copy_load_s.sum(axis=1)
         self.whole = self.work_s < NEVER_S
+        #: Device time of these teams, without the price of losses; zero where there is none (layers, servers).
+        self.device_s: Floats = np.where(self.whole, self.work_s - self.copy_price_s.sum(axis=1), 0.0)
         self._nearest_teams(expected, idle)
 
     def _offer(
@@ -123,6 +127,7 @@ class Outlook:
         known_s = self.copy_s[layer, expert, position] + self.copy_load_s[layer, expert, position]
         if work_s + load_s < known_s:
             self.copy_s[layer, expert, position], self.copy_load_s[layer, expert, position] = work_s, load_s
+            self.copy_price_s[layer, expert, position] = penalty
             self.best[layer, expert, position] = replica
 
     def _nearest_teams(self, expected: Expected, idle: Live) -> None:
@@ -266,7 +271,8 @@ def _all_or_nothing(outlook: Outlook, cluster: Cluster, live: Live) -> tuple[Flo
                 members = outlook.taken[layer, :, here]
             experts = np.arange(len(members))
             chosen[layer, experts, members] += share
-            np.add.at(work, members, share * outlook.copy_s[layer, experts, members])
+            copy_s = outlook.copy_s[layer, experts, members] - outlook.copy_price_s[layer, experts, members]
+            np.add.at(work, members, share * copy_s)
             used = np.unique(members)
             work[used] += share * outlook.launch_s[used]
             jobs[used] += share

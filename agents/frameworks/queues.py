@@ -164,8 +164,16 @@ class Queues:
         arrival = Arrival(
             request=request.number, kind="score", home=request.home, tokens=request.chosen.shape[1], output_tokens=0
         )
-        first = self.frameworks[request.home].enter(arrival, self.views[request.home])
+        framework, view = self.frameworks[request.home], self.views[request.home]
+        first = framework.enter(arrival, view)
+        self.tell(request.home, framework.announce(arrival, view))
         self.send(request.home, first, 0, lambda: self.begin_layer(request, 0, first))
+
+    def tell(self, source: str, text: bytes) -> None:
+        """An announcement on its way to everybody else; it takes no room on links."""
+        for name in self.cluster.names if text else ():
+            if name != source:
+                self.send(source, name, 0, partial(self.frameworks[name].heard, source, text, self.views[name]))
 
     def begin_layer(self, request: Request, layer: int, here: str) -> None:
         """Dense part of a layer; or, after the last one, the logits."""

@@ -59,6 +59,7 @@ ABLATIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "hetroute-no-redundancy": ("agents.frameworks.hetroute", "HetRoute", {"redundancy": 1.0}),
     "hetroute-no-look-ahead": ("agents.frameworks.hetroute", "HetRoute", {"look_ahead": "none"}),
     "hetroute-one-layer": ("agents.frameworks.hetroute", "HetRoute", {"look_ahead": "layer"}),
+    "hetroute-no-announcing": ("agents.frameworks.hetroute", "HetRoute", {"announce": False}),
     "hetroute-no-merging": ("agents.frameworks.hetroute", "HetRoute", {"merge": False}),
     "hetroute-no-rehearsal": ("agents.frameworks.hetroute", "HetRoute", {"rehearse": False}),
     "hetroute-exact": ("agents.frameworks.hetroute", "HetRoute", {"exact": True}),

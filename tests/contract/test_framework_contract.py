@@ -118,6 +118,24 @@ def test_what_is_loaded_ahead_lies_here_and_what_is_noted_may_travel(name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_what_a_home_announces_is_understood_everywhere(name: str) -> None:
+    def arrival(home: str) -> Arrival:
+        return Arrival(request=1, kind="generate", home=home, tokens=37, output_tokens=8)
+
+    shape, _ = placed(name, "small3")
+    home, *others = shape.names
+    framework, seen, _ = begun(name, "small3", home)
+    framework.enter(arrival(home), seen)
+    text = framework.announce(arrival(home), seen)
+
+    assert len(text) <= MAX_NOTES_BYTES
+    for other in others:
+        framework, seen, _ = begun(name, "small3", other)
+        framework.heard(home, text, seen)
+        assert framework.enter(arrival(other), seen) in shape.names
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_whatever_is_worth_keeping_has_a_worth(name: str) -> None:
     _, placement = placed(name, "edge10")
     framework, seen, _ = begun(name, "edge10", placement.replicas[0].server)

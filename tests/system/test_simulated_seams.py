@@ -121,6 +121,12 @@ def plan(self, demand, view):
     return Plan(choices=tuple(choices), next_server=demand.next_server or following, notes=demand.notes + NEWS)
 """
 
+PLANNED = """
+def plan(self, demand, view):
+    choices = [Choice.of(view.replicas(demand.layer, entry.expert)[0]) for entry in demand.experts]
+    return Plan(choices=tuple(choices), next_server=demand.next_server or view.server)
+"""
+
 
 def test_notes_travel_with_a_request_and_a_plan_may_change_them(tmp_path: Path) -> None:
     found = played(tmp_path, NOTED.replace("NEWS", 'b" x"'), homes=("s1", "s2", "s3"))
@@ -133,6 +139,56 @@ def test_too_many_notes_are_refused_where_they_are_written(tmp_path: Path) -> No
     found = played(tmp_path, NOTED.replace("NEWS", "bytes(4000)"))
 
     assert errors(found) == {0: "mine, layer 0: notes are at most 2048 bytes, not 4005 bytes"}
+
+
+# --- announcements ----------------------------------------------------------------------------------------------------
+
+#: Every server knows by their announcements which requests came before, wherever their homes are.
+ANNOUNCED = """
+def begin(self, view):
+    self.known = []
+
+def announce(self, arrival, view):
+    self.known.append((arrival.home, arrival.request))
+    return f"{arrival.request} {view.now_s()}".encode()
+
+def heard(self, source, text, view):
+    request, said_s = text.decode().split()
+    assert source != view.server
+    assert 0.0 <= view.now_s() - float(said_s) - view.cluster.delay_s[
+        view.cluster.index(source)][view.cluster.index(view.server)] < 0.005
+    self.known.append((source, int(request)))
+
+def plan(self, demand, view):
+    assert {number for _, number in self.known} >= set(range(demand.request + 1)), self.known
+    choices = [Choice.of(view.replicas(demand.layer, entry.expert)[0]) for entry in demand.experts]
+    return Plan(choices=tuple(choices), next_server=demand.next_server or view.server)
+"""
+
+
+def test_what_a_home_announces_is_heard_everywhere_as_soon_as_links_allow(tmp_path: Path) -> None:
+    found = played(tmp_path, ANNOUNCED, homes=("s1", "s2", "s3"), to_s=0.8)
+
+    assert errors(found) == {}
+    assert len(found.requests) == 3
+
+
+def test_too_long_an_announcement_fails_its_request(tmp_path: Path) -> None:
+    found = played(tmp_path, "def announce(self, arrival, view):\n    return bytes(4000)\n" + PLANNED)
+
+    assert errors(found) == {0: "mine: announcements are at most 2048 bytes, not 4000 bytes"}
+
+
+def test_a_framework_that_fails_on_what_it_hears_is_named_once_per_server(tmp_path: Path) -> None:
+    deaf = "def announce(self, arrival, view):\n    return b'x'\n\ndef heard(self, source, text, view):\n    1 / 0\n"
+
+    framework = user_framework(tmp_path / "mine.py", deaf + PLANNED)
+    found = simulate(
+        compared(scenario(requests(["s1"], every(0.1, to_s=1.0))), [framework], SMALL), tmp_path / "results"
+    )
+
+    for server in ("s2", "s3"):
+        assert found.said.count(f"{server}: mine: ZeroDivisionError: division by zero") == 1
 
 
 # --- the seed of the run ----------------------------------------------------------------------------------------------

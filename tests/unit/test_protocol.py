@@ -11,6 +11,7 @@ from agents.codec import decode, decode_command, decode_report, encode, encode_m
 from agents.protocol import (
     MAGIC,
     MAX_NOTES_BYTES,
+    Announce,
     Arrived,
     Command,
     Configure,
@@ -159,6 +160,15 @@ def test_notes_of_a_framework_travel_with_a_request_and_more_of_them_than_that_d
     assert told.ticket.notes == b"\x00chain"
     with pytest.raises(ProtocolError, match="length <= 2048"):
         decode(entering(bytes(MAX_NOTES_BYTES + 1)))
+
+
+def test_announcements_of_a_framework_are_bounded() -> None:
+    def told(text: bytes) -> list[bytes | memoryview]:
+        return encode(Message(run="r", source="s1", sent_s=0.0, size_bytes=0, body=Announce(text=text)))
+
+    assert decode(told(b"\x00one more")).body == Announce(text=b"\x00one more")
+    with pytest.raises(ProtocolError, match="length <= 2048"):
+        decode(told(bytes(MAX_NOTES_BYTES + 1)))
 
 
 @given(noise=st.binary(max_size=200))
