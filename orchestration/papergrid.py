@@ -31,6 +31,7 @@ from agents.models.spec import model_path
 from agents.protocol import Placement
 from orchestration.catalogue import builder
 from orchestration.comparison import Candidate, Comparison, prepare
+from orchestration.errors import INTERRUPTED
 from orchestration.places import Backend, Place, dilated, open_place
 from orchestration.recorder import write_json
 from orchestration.session import new_directory, play
@@ -44,7 +45,6 @@ TOPOLOGY = ROOT / "topologies" / "edge10.yaml"
 MARK_FILE, PART_FILE = "grid.json", "part.json"
 #: Where parts lie until they are finished.
 ASIDE = "unfinished"
-INTERRUPTED = 130  # exit code, as shells have it
 
 Draw = Callable[[Path], str]
 T = TypeVar("T")

@@ -18,17 +18,17 @@ from orchestration.stage import Stage, Watcher
 from testbed.errors import TestbedError
 
 
-async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher) -> None:
-    """Run everything into a directory that exists."""
+async def play(comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher) -> int:
+    """Run everything into a directory that exists; how many runs were written."""
     with ExitStack() as files:
         # What was computed before the runs is compared with what they answer, and then given back.
         kept = files.enter_context(LogitsFile(directory)) if stage.disturbed_by_work else None
-        await _play(comparison, stage, directory, watcher, kept)
+        return await _play(comparison, stage, directory, watcher, kept)
 
 
 async def _play(
     comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher, kept: LogitsFile | None
-) -> None:
+) -> int:
     scenario = comparison.scenario
     summary: dict[str, Any] = {
         "format": RESULT_FORMAT,
@@ -50,7 +50,7 @@ async def _play(
             compute = partial(episode.references.compute, keep=kept, interrupted=watcher.interrupted.is_set)
             await stage.aside(compute)
     if watcher.interrupted.is_set():
-        return
+        return 0
     async with stage.agents(comparison, watcher):
         for number, (candidate, repeat) in enumerate(comparison.runs, start=1):
             if stage.ended():
@@ -81,6 +81,7 @@ async def _play(
             watcher.say(one_line(name, played, episode.scenario, episode.references, verdict))
     summary["finished"] = len(summary["runs"]) == len(comparison.runs) and not watcher.interrupted.is_set()
     write_json(directory / "comparison.json", summary)
+    return len(summary["runs"])
 
 
 async def _run(

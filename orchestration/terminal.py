@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from orchestration.comparison import Comparison
+from orchestration.errors import INTERRUPTED
 from orchestration.session import play
 from orchestration.stage import Stage, Watcher
 from testbed.errors import TestbedError
@@ -21,8 +22,24 @@ class NothingAnsweredError(TestbedError):
     exit_code = 1
 
 
+class UnfinishedError(TestbedError):
+    """The agents ended before all runs were played."""
+
+    exit_code = 1
+
+
+class InterruptedComparisonError(UnfinishedError):
+    """Somebody interrupted the comparison."""
+
+    exit_code = INTERRUPTED
+
+
 async def watched(comparison: Comparison, stage: Stage, directory: Path, console: Console) -> None:
-    """Play a comparison into a directory that exists.  NothingAnsweredError when every run failed whole."""
+    """Play a comparison into a directory that exists.
+
+    What was collected stays there when one of these is raised: NothingAnsweredError when every run failed whole,
+    InterruptedComparisonError, UnfinishedError.
+    """
     loop = asyncio.get_running_loop()
     columns = (
         TextColumn("{task.description}"),
@@ -64,8 +81,13 @@ async def watched(comparison: Comparison, stage: Stage, directory: Path, console
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, interrupt)
         try:
-            await working
-            if not watcher.answered and not watcher.interrupted.is_set():
+            runs = await working
+            unfinished = f"{runs} of {len(comparison.runs)} runs are in {directory}"
+            if watcher.interrupted.is_set():
+                raise InterruptedComparisonError(f"interrupted: {unfinished}; the last one holds what came until then")
+            if runs < len(comparison.runs):
+                raise UnfinishedError(f"agents have ended: {unfinished}")
+            if not watcher.answered:
                 raise NothingAnsweredError(f"no request was answered; see {directory}")
         except asyncio.CancelledError:
             raise TestbedError("given up: the run under way was not kept") from None

@@ -195,8 +195,10 @@ def test_an_interrupted_run_keeps_what_was_collected(tmp_path: Path, capsys: pyt
         "--rate", "2", "--duration", "1000", "--results", tmp_path / "results",
     )  # fmt: skip
 
-    assert code == 0
-    assert "interrupted: collecting what there is" in capsys.readouterr().out
+    assert code == 130
+    said = capsys.readouterr()
+    assert "interrupted: collecting what there is" in said.out
+    assert "error: interrupted: 1 of 2 runs are in" in said.err
     directory = only_directory(tmp_path / "results")
     assert json.loads((directory / "comparison.json").read_text())["finished"] is False
     (run,) = load(directory).runs
