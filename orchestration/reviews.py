@@ -180,6 +180,7 @@ class Reviews:
         for server in living:
             self._agents.send(server, Rearrange(move=self._move, placement=wanted))
         until_s = self._clock.now_s() + MOVE_TIMEOUT_S
+        record.reason = "the run ended before all copies had arrived"  # unless it goes on from here
         await self._wait(
             lambda: (
                 self._arrived.keys() >= set(living)

@@ -10,9 +10,12 @@ import msgspec
 import polars as pl
 import pytest
 
+from agents.models.model import Model
+from agents.models.spec import twin_directory
 from analysis.load import Run
+from orchestration.comparison import prepare
 from scenarios.timeline import ServerFailure
-from tests.support.simulated import errors, every, requests, run, scenario, topology, user_framework
+from tests.support.simulated import errors, every, requests, run, scenario, simulate, topology, user_framework
 
 SMALL = topology("small3")
 EXPERT_BYTES = 352_321_536
@@ -176,3 +179,40 @@ def test_a_copy_that_nobody_holds_leaves_the_placement_as_it_was(tmp_path: Path)
     first = reviews(found)[0]
     assert (first["in_force_s"], errors(found)) == (None, {})
     assert "s2: the new placement puts expert 0 of layer 0 in precision int4 here" in str(first["reason"])
+
+
+# --- prism's own ------------------------------------------------------------------------------------------------------
+
+
+def test_prism_moves_what_its_users_turn_out_to_ask_for(tmp_path: Path) -> None:
+    """Every home is said to ask about everything; each asks about one thing."""
+    model, on = Model.load(twin_directory("switch-base-8")), topology("edge10")
+    often = tmp_path / "often.py"
+    often.write_text(
+        "from agents.frameworks.prism import Prism\n\n\n"
+        "class Often(Prism):\n    def __init__(self, options=None):\n        super().__init__({'review_s': 3.0})\n"
+    )
+    homes, domains = [server.name for server in on.servers], model.prompts.domains
+    asked = tuple(
+        replace(request, domain=domains[homes.index(request.home) % len(domains)], prompt=request.number // 10)
+        for request in requests(homes, [*every(0.03, to_s=4.0), *every(0.2, from_s=4.0, to_s=9.0)], tokens=20)
+    )
+    alike = dict.fromkeys(homes, dict.fromkeys(domains, 1 / len(domains)))
+    timeline = replace(scenario(asked), domain_shares=alike)
+    comparison = prepare(scenarios={0: timeline}, topology=on, model=model, frameworks=[str(often)], redundancy=2.0)
+
+    found = simulate(comparison, tmp_path / "results").run
+
+    first, *_ = reviews(found)
+    assert (first["changes"], first["reason"]) == (True, "")
+    in_force_s = first["in_force_s"]
+    assert isinstance(in_force_s, float)
+    assert 3.0 < in_force_s < 8.0
+    assert errors(found) == {}
+    assert found.requests["exact"].all()
+    remote = found.layers.with_columns(remote=pl.col("remote_experts") / pl.col("experts"))
+    before = remote.filter(pl.col("start_s") < in_force_s)["remote"].mean()
+    after = remote.filter(pl.col("start_s") > in_force_s)["remote"].mean()
+    assert isinstance(before, float)
+    assert isinstance(after, float)
+    assert after < 0.95 * before

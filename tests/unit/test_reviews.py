@@ -151,3 +151,12 @@ def test_a_slow_move_that_arrives_within_the_limit_comes_into_force() -> None:
 
     assert case.reviews.done[0].reason == ""
     assert len(case.events) == 1
+
+
+def test_a_move_that_the_end_of_the_run_cuts_off_says_so() -> None:
+    case = Case(wanted=placed_at("s2"))
+    case.play(until_s=EVERY_S + COUNT_TIMEOUT_S + 5.0)
+
+    (record,) = case.reviews.done
+    assert (record.changes, record.in_force_s) == (True, None)
+    assert record.reason == "the run ended before all copies had arrived"
