@@ -33,6 +33,7 @@ from agents.frameworks.cost import CostTerms
 from agents.frameworks.expected import Floats
 from agents.frameworks.hetroute_alone import apart
 from agents.frameworks.hetroute_beliefs import Beliefs, Entry
+from agents.frameworks.hetroute_blend import recipes
 from agents.frameworks.hetroute_copies import Copies
 from agents.frameworks.hetroute_exact import exact
 from agents.frameworks.hetroute_placement import place
@@ -133,20 +134,13 @@ class HetRoute(BaseFramework):
                 raise FrameworkError(
                     f"hetroute cannot use precision {precision!r}; {profile.name} has {', '.join(profile.expert_bytes)}"
                 )
-        # A pipeline of a precision that a whole pass cannot afford would send passes to full-precision copies far away.
-        affordable = [
-            precision
-            for precision in self.precisions
-            if precision != FULL
-            and sum(calibration.quality_loss(layer, precision) for layer in range(profile.layers)) <= self._budget
-        ]
         if self.redundancy < cluster.redundancy:
             cluster = msgspec.structs.replace(cluster, redundancy=self.redundancy)
         return place(
             cluster,
             profile,
             calibration,
-            precisions=affordable,
+            recipes=recipes(self.precisions, profile, calibration, budget=self._budget),
             price_s_per_byte=self.price_s_per_byte,
             penalty_s=self._penalties(profile, calibration),
             loss_price_s=self.loss_price_s,
@@ -166,10 +160,11 @@ class HetRoute(BaseFramework):
         self._copies = Copies(view, self._position)
         #: By expert, server and precision: what a plan says of a copy.
         self._choices: dict[tuple[int, int, str], Choice] = {}
-        used = {replica.precision for replica in view.placement.replicas}
-        layers = range(view.profile.layers)
-        self._lossiest = [max((view.quality_loss(layer, name) for name in used), default=0.0) for layer in layers]
-        self._loss_left = [sum(self._lossiest[layer:]) for layer in layers]
+        #: By layer: what it loses in the worst precision that it has a copy in.
+        self._lossiest = [0.0] * view.profile.layers
+        for layer, precision in {(replica.layer, replica.precision) for replica in view.placement.replicas}:
+            self._lossiest[layer] = max(self._lossiest[layer], view.quality_loss(layer, precision))
+        self._loss_left = [sum(self._lossiest[layer:]) for layer in range(view.profile.layers)]
         self._epoch = -1
         self._beliefs = Beliefs(
             view,

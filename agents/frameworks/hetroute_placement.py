@@ -1,13 +1,13 @@
 r"""Where HetRoute keeps which copies, in which precision and which memory.  HetRoute, offline part [reconstruction].
 
-A *pipeline* is one copy of every expert, whole layers on consecutive servers.  The placement is one full-precision
-pipeline (the guarantee) and as many lower-precision ones as pay:
+A *pipeline* is one copy of every expert, whole layers on consecutive servers, in the precisions of its recipe
+(``hetroute_blend``).  The placement is one full-precision pipeline (the guarantee) and as many lower ones as pay:
 
     1. near(δ): servers within δ of each other, for every δ at which such a group grows.  Metros come out of the delays.
     2. A pipeline in group G minimises, by ``shards.best_shards``,  moves + sum_d S_d / (1 - ρ_d - λ S_d),           (1)
        S_d its time on d, λ the requests/s that it serves, ρ_d the load that the other pipelines put on d.
     3. Requests split over pipelines as the router would split them: each home takes what is quickest under (1).   (2)
-    4. Add the pipeline (group, precision) that lowers the mean of (2) most, and move all pipelines to where they are
+    4. Add the pipeline (group, recipe) that lowers the mean of (2) most, and move all pipelines to where they are
        best given the others, while redundancy allows it and (2) falls at all.
     5. The full-precision pipeline takes what fast memory is left, by the same programme, and slow memory beyond it.
     6. The online router is rehearsed on calibration traffic over the placements of every step of 4, smallest first
@@ -33,6 +33,7 @@ from agents.errors import FrameworkError
 from agents.frameworks.cost import head_s
 from agents.frameworks.edgeshard import spill_s, within
 from agents.frameworks.expected import Expected, delays, home_shares
+from agents.frameworks.hetroute_blend import Recipe
 from agents.frameworks.hetroute_outlook import Flow, Outlook, flow
 from agents.frameworks.hetroute_rehearsal import Rehearse
 from agents.frameworks.placements import budget_bytes
@@ -63,7 +64,7 @@ GUARANTEE_SHARE = 0.02
 class Pipeline:
     """One copy of every expert."""
 
-    precision: str
+    recipe: Recipe
     group: tuple[int, ...]  # servers that it may use
     owners: tuple[int, ...]  # by layer
     fast: tuple[bool, ...]  # by layer
@@ -120,7 +121,7 @@ class PipelinePlanner:
         penalty_s: Mapping[str, Floats],
     ) -> None:
         self.cluster, self.profile = cluster, profile
-        self._penalty_s = {precision: float(layers.sum()) for precision, layers in penalty_s.items()}
+        self._penalty_s = penalty_s
         self.expected = Expected(cluster, profile, calibration)
         self._price_s_per_byte = price_s_per_byte
         self._homes = home_shares(cluster)
@@ -131,18 +132,14 @@ class PipelinePlanner:
         self._slow_bytes = np.array([float(server.device.slow_bytes) for server in cluster.servers])
         self._groups = near_groups(cluster)
 
-    def layer_bytes(self, precision: str) -> int:
-        """All experts of one layer."""
-        return self.profile.experts * self.profile.expert_bytes[precision]
-
     def solve(
-        self, precisions: Sequence[str], progress: Callable[[str], None] = lambda text: None
+        self, recipes: Sequence[Recipe], progress: Callable[[str], None] = lambda text: None
     ) -> list[tuple[list[Pipeline], Split]]:
         """Steps 2 to 5, a placement for every step of 4, smallest first; the guarantee is the last pipeline of each."""
         chosen: list[Pipeline] = []
         guarantee = self.guarantee(chosen)
         split = self.split([guarantee])
-        spare_bytes = budget_bytes(self.cluster, self.profile) - self.profile.layers * self.layer_bytes(FULL)
+        spare_bytes = budget_bytes(self.cluster, self.profile) - guarantee.recipe.total_bytes(self.profile)
         if spare_bytes < 0:
             raise FrameworkError(
                 "hetroute keeps a full-precision copy of every expert; "
@@ -151,8 +148,8 @@ class PipelinePlanner:
         stages = [([guarantee], split)]
         while True:
             progress(_said(chosen, split))
-            used = sum(self.profile.layers * self.layer_bytes(pipeline.precision) for pipeline in chosen)
-            affordable = [p for p in precisions if used + self.profile.layers * self.layer_bytes(p) <= spare_bytes]
+            left_bytes = spare_bytes - sum(pipeline.recipe.total_bytes(self.profile) for pipeline in chosen)
+            affordable = [recipe for recipe in recipes if recipe.total_bytes(self.profile) <= left_bytes]
             grown = self._with_one_more(chosen, affordable)
             if grown is None or self.split(grown).mean_s >= split.mean_s:
                 return stages
@@ -160,13 +157,13 @@ class PipelinePlanner:
             pipelines = [*chosen, self.guarantee(chosen)]
             stages.append((pipelines, self.split(pipelines)))
 
-    def _with_one_more(self, chosen: Sequence[Pipeline], precisions: Sequence[str]) -> list[Pipeline] | None:
+    def _with_one_more(self, chosen: Sequence[Pipeline], recipes: Sequence[Recipe]) -> list[Pipeline] | None:
         """Step 4: the best addition, None if nothing fits; only the ``SETTLED`` most promising are settled."""
         serves = self._homes / (len(chosen) + 1)
         looks: list[tuple[float, int, list[Pipeline]]] = []
-        for precision in precisions:
+        for recipe in recipes:
             for group in self._groups:
-                first = self.lay(precision, group, others=chosen, split=None, serves=serves, spill=False)
+                first = self.lay(recipe, group, others=chosen, split=None, serves=serves, spill=False)
                 if first is not None:
                     looks.append((self.split([*chosen, first]).mean_s, len(looks), [*chosen, first]))
         settled = [self._settled(pipelines) for _, _, pipelines in sorted(looks)[:SETTLED]]
@@ -179,7 +176,7 @@ class PipelinePlanner:
             for k, pipeline in enumerate(pipelines):
                 share = self.split(pipelines).share
                 laid = self.lay(
-                    pipeline.precision,
+                    pipeline.recipe,
                     pipeline.group,
                     others=[entry for j, entry in enumerate(pipelines) if j != k],
                     split=np.delete(share, k, axis=1),
@@ -197,16 +194,16 @@ class PipelinePlanner:
         """Step 5: alone it carries everything, beside others what they cannot."""
         share = self.split(chosen).share if chosen else None
         serves = self._homes * (GUARANTEE_SHARE if chosen else 1.0)
-        everywhere = tuple(range(len(self.cluster.servers)))
+        everywhere, full = tuple(range(len(self.cluster.servers))), Recipe.uniform(FULL, self.profile.layers)
         for spill in (False, True):
-            laid = self.lay(FULL, everywhere, others=chosen, split=share, serves=serves, spill=spill)
+            laid = self.lay(full, everywhere, others=chosen, split=share, serves=serves, spill=spill)
             if laid is not None:
                 return laid
         raise FrameworkError(f"the servers have no room for a full-precision copy of {self.profile.name}")
 
     def lay(
         self,
-        precision: str,
+        recipe: Recipe,
         group: tuple[int, ...],
         *,
         others: Sequence[Pipeline],
@@ -214,25 +211,32 @@ class PipelinePlanner:
         serves: Floats,
         spill: bool,
     ) -> Pipeline | None:
-        """Equation (1): the best pipeline in a group, given who else is where and whom it serves (homes,)."""
+        """Equation (1): the best pipeline in a group, given who else is where and whom it serves (homes,).
+
+        Into fast memory a run of layers fits by its bytes.  With ``spill`` layers are counted, at the size of the
+        largest, which wastes some memory of a blend; only the guarantee spills, and its layers have one size.
+        """
         members = np.array(group)
-        layer_bytes = self.layer_bytes(precision)
+        layer_bytes = recipe.layer_bytes(self.profile)
         fast_bytes, slow_bytes = self._fast_bytes.copy(), self._slow_bytes.copy()
         for other in others:
-            for owner, fast in zip(other.owners, other.fast, strict=True):
-                (fast_bytes if fast else slow_bytes)[owner] -= self.layer_bytes(other.precision)
-        fits = np.maximum(fast_bytes // layer_bytes, 0).astype(np.int64)[members]
-        holds = fits + (np.maximum(slow_bytes // layer_bytes, 0).astype(np.int64)[members] if spill else 0)
+            taken_bytes = other.recipe.layer_bytes(self.profile)
+            for owner, fast, size_bytes in zip(other.owners, other.fast, taken_bytes, strict=True):
+                (fast_bytes if fast else slow_bytes)[owner] -= size_bytes
+        counted_bytes = layer_bytes.max() if spill else layer_bytes.min()
+        fits = np.maximum(fast_bytes // counted_bytes, 0).astype(np.int64)[members]
+        holds = fits + (np.maximum(slow_bytes // counted_bytes, 0).astype(np.int64)[members] if spill else 0)
         if holds.sum() < self.profile.layers:
             return None
         background = self._busy(others, split)[members]
         rate = self.cluster.arrival_rate_per_s * float(serves.sum())
-        service_s = runs(self.expected.layer_s(precision)[members])
-        feasible = within(service_s, holds)
+        service_s = runs(recipe.pick(self.expected.layer_s)[members])
+        fitting = runs(layer_bytes[None]) <= fast_bytes[members, None, None]
+        feasible = within(service_s, holds) if spill else np.where(fitting, service_s, np.inf)
         finite = np.where(np.isfinite(feasible), feasible, 0.0)
         time_s = queueing_s(finite, background[:, None, None] + rate * finite)
         if spill:
-            time_s = time_s + spill_s(self.expected.layer_load_s(precision)[members], fits)
+            time_s = time_s + spill_s(recipe.pick(self.expected.layer_load_s)[members], fits)
         weight = serves / serves.sum()
         shards = best_shards(
             np.where(np.isfinite(feasible), time_s, np.inf),
@@ -243,7 +247,7 @@ class PipelinePlanner:
         if shards is None:
             return None
         owners = tuple(int(members[owner]) for owner in shards.owners)
-        return self._pipeline(precision, group, owners, dict(zip(group, fits.tolist(), strict=True)))
+        return self._pipeline(recipe, group, owners, fast_bytes)
 
     def split(self, pipelines: Sequence[Pipeline], rounds: int = 60) -> Split:
         """Equation (2): homes choose the quickest pipeline, in equilibrium (successive averages)."""
@@ -267,23 +271,23 @@ class PipelinePlanner:
         busy: Floats = self.cluster.arrival_rate_per_s * share.sum(axis=0) @ np.array([p.work_s for p in pipelines])
         return busy
 
-    def _pipeline(
-        self, precision: str, group: tuple[int, ...], owners: tuple[int, ...], room: dict[int, int]
-    ) -> Pipeline:
-        layer_s, load_s = self.expected.layer_s(precision), self.expected.layer_load_s(precision)
+    def _pipeline(self, recipe: Recipe, group: tuple[int, ...], owners: tuple[int, ...], room: Floats) -> Pipeline:
+        """``room``: bytes of fast memory left on every server; this takes its part of them."""
+        layer_s, load_s = recipe.pick(self.expected.layer_s), recipe.pick(self.expected.layer_load_s)
+        layer_bytes = recipe.layer_bytes(self.profile)
         work_s = np.zeros(len(self.cluster.servers))
-        fast, fixed_s, moves = [], self._penalty_s[precision], 0
+        fast, fixed_s, moves = [], float(recipe.pick(self._penalty_s.__getitem__).sum()), 0
         for layer, owner in enumerate(owners):
             work_s[owner] += layer_s[owner, layer]
-            room[owner] -= 1
-            fast.append(room[owner] >= 0)
+            room[owner] -= layer_bytes[layer]
+            fast.append(bool(room[owner] >= 0))
             fixed_s += 0.0 if fast[-1] else float(load_s[owner, layer])
             if layer and owners[layer - 1] != owner:
                 fixed_s += float(self._move_s[owners[layer - 1], owner])
                 moves += 1
         work_s[owners[-1]] += self._head_s[owners[-1]]
         return Pipeline(
-            precision=precision,
+            recipe=recipe,
             group=group,
             owners=owners,
             fast=tuple(fast),
@@ -298,7 +302,7 @@ def place(
     profile: ModelProfile,
     calibration: Calibration,
     *,
-    precisions: Sequence[str],
+    recipes: Sequence[Recipe],
     price_s_per_byte: float,
     penalty_s: Mapping[str, Floats],
     loss_price_s: float,
@@ -312,8 +316,7 @@ def place(
     """
     planner = PipelinePlanner(cluster, profile, calibration, price_s_per_byte=price_s_per_byte, penalty_s=penalty_s)
     stages = [
-        (_placement(pipelines, split, cluster, profile), split)
-        for pipelines, split in planner.solve(precisions, progress)
+        (_placement(pipelines, split, cluster, profile), split) for pipelines, split in planner.solve(recipes, progress)
     ]
     best: tuple[Placement, Selected] | None = None
     best_s = float("inf")
@@ -351,7 +354,7 @@ def place(
 
 
 def _said(chosen: Sequence[Pipeline], split: Split) -> str:
-    lower = ", ".join(pipeline.precision for pipeline in chosen) or "none"
+    lower = ", ".join(pipeline.recipe.name for pipeline in chosen) or "none"
     return f"lower pipelines: {lower}; {1e3 * split.mean_s:.1f} ms expected"
 
 
@@ -359,18 +362,17 @@ def _placement(pipelines: Sequence[Pipeline], split: Split, cluster: Cluster, pr
     """The copies of some pipelines; of two that share a copy the one in fast memory counts."""
     replicas: dict[tuple[int, int, str, str], Replica] = {}
     for pipeline in pipelines:
-        for layer, (owner, fast) in enumerate(zip(pipeline.owners, pipeline.fast, strict=True)):
+        where = zip(pipeline.owners, pipeline.recipe.precisions, pipeline.fast, strict=True)
+        for layer, (owner, precision, fast) in enumerate(where):
             for expert in range(profile.experts):
-                key = (layer, expert, cluster.names[owner], pipeline.precision)
+                key = (layer, expert, cluster.names[owner], precision)
                 known = replicas.get(key)
                 if known is None or (fast and not known.fast):
-                    replicas[key] = Replica(
-                        layer=layer, expert=expert, server=key[2], precision=pipeline.precision, fast=fast
-                    )
+                    replicas[key] = Replica(layer=layer, expert=expert, server=key[2], precision=precision, fast=fast)
     notes = {
         "pipelines": [
             {
-                "precision": pipeline.precision,
+                "precision": pipeline.recipe.name,
                 "owners": [cluster.names[owner] for owner in pipeline.owners],
                 "share": float(split.share[:, k].sum()),
             }

@@ -67,19 +67,19 @@ def test_copies_stay_within_the_redundancy(redundancy: float) -> None:
     assert used <= budget_bytes(shape, MIXTRAL)
 
 
-def test_no_pipeline_has_a_precision_that_a_whole_pass_cannot_afford() -> None:
+def test_no_pipeline_loses_more_than_a_whole_pass_can_afford() -> None:
     shape = cluster(rate=20.0, redundancy=2.0)
     total = sum(MEASURED.quality_loss(layer, "int4") for layer in range(MIXTRAL.layers))
     used = {}
     for budget in (0.99 * total, 1.01 * total):
         framework = HetRoute({"rehearse": False})
         framework.measured(None, None, quality_budget=budget)
-        used[budget] = {replica.precision for replica in framework.place(shape, MIXTRAL, MEASURED).replicas}
+        replicas = framework.place(shape, MIXTRAL, MEASURED).replicas
+        used[budget] = {replica.layer for replica in replicas if replica.precision == "int4"}
 
     below, above = used.values()
-    assert "int4" not in below
-    assert "int8" in below
-    assert "int4" in above
+    assert 0 < len(below) < MIXTRAL.layers
+    assert len(above) == MIXTRAL.layers
 
 
 def test_redundancy_below_one_is_refused() -> None:
