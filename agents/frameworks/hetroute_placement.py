@@ -10,6 +10,7 @@ A *pipeline* is one copy of every expert, whole layers on consecutive servers, i
     4. Add the pipeline (group, recipe) that lowers the mean of (2) most, and move all pipelines to where they are
        best given the others, while redundancy allows it and (2) falls at all.
     5. The full-precision pipeline takes what fast memory is left, by the same programme, and slow memory beyond it.
+       Steps 2 to 4 again with this pipeline first, carrying its share.
     6. The online router is rehearsed on calibration traffic over the placements of every step of 4, smallest first
        (``hetroute_rehearsal``), but for those that (2) expects to be far behind.  The last one is taken whose unified
        cost is lower than that of the one before by more than the price of its memory.
@@ -132,12 +133,24 @@ class PipelinePlanner:
         self._slow_bytes = np.array([float(server.device.slow_bytes) for server in cluster.servers])
         self._groups = near_groups(cluster)
 
-    def solve(
+    def stages(
         self, recipes: Sequence[Recipe], progress: Callable[[str], None] = lambda text: None
     ) -> list[tuple[list[Pipeline], Split]]:
-        """Steps 2 to 5, a placement for every step of 4, smallest first; the guarantee is the last pipeline of each."""
+        """Steps 2 to 5, a placement for every step of 4, smallest first; the guarantee is the last pipeline of each.
+
+        Twice: lower pipelines first, which carry everything, and the guarantee where they leave room; and the guarantee
+        first, with others beside it, which is better where a whole model fits a quick server.
+        """
+        found = [*self._solved(recipes, progress, beside=False), *self._solved(recipes, progress, beside=True)[1:]]
+        return sorted(found, key=lambda stage: sum(pipeline.recipe.total_bytes(self.profile) for pipeline in stage[0]))
+
+    def _solved(
+        self, recipes: Sequence[Recipe], progress: Callable[[str], None], *, beside: bool
+    ) -> list[tuple[list[Pipeline], Split]]:
+        """One of them; ``beside``: the guarantee is first, and stays."""
         chosen: list[Pipeline] = []
         guarantee = self.guarantee(chosen)
+        fixed = [guarantee] if beside else []
         split = self.split([guarantee])
         spare_bytes = budget_bytes(self.cluster, self.profile) - guarantee.recipe.total_bytes(self.profile)
         if spare_bytes < 0:
@@ -147,45 +160,48 @@ class PipelinePlanner:
             )
         stages = [([guarantee], split)]
         while True:
-            progress(_said(chosen, split))
+            progress(_said(chosen, split, beside=beside))
             left_bytes = spare_bytes - sum(pipeline.recipe.total_bytes(self.profile) for pipeline in chosen)
             affordable = [recipe for recipe in recipes if recipe.total_bytes(self.profile) <= left_bytes]
-            grown = self._with_one_more(chosen, affordable)
-            if grown is None or self.split(grown).mean_s >= split.mean_s:
+            grown = self._with_one_more(chosen, affordable, fixed)
+            if grown is None or self.split([*grown, *fixed]).mean_s >= split.mean_s:
                 return stages
-            chosen, split = grown, self.split(grown)
-            pipelines = [*chosen, self.guarantee(chosen)]
+            chosen, split = grown, self.split([*grown, *fixed])
+            pipelines = [*chosen, *(fixed or [self.guarantee(chosen)])]
             stages.append((pipelines, self.split(pipelines)))
 
-    def _with_one_more(self, chosen: Sequence[Pipeline], recipes: Sequence[Recipe]) -> list[Pipeline] | None:
+    def _with_one_more(
+        self, chosen: Sequence[Pipeline], recipes: Sequence[Recipe], fixed: Sequence[Pipeline]
+    ) -> list[Pipeline] | None:
         """Step 4: the best addition, None if nothing fits; only the ``SETTLED`` most promising are settled."""
-        serves = self._homes / (len(chosen) + 1)
+        others = [*chosen, *fixed]
+        serves = self._homes / (len(others) + 1)
         looks: list[tuple[float, int, list[Pipeline]]] = []
         for recipe in recipes:
             for group in self._groups:
-                first = self.lay(recipe, group, others=chosen, split=None, serves=serves, spill=False)
+                first = self.lay(recipe, group, others=others, split=None, serves=serves, spill=False)
                 if first is not None:
-                    looks.append((self.split([*chosen, first]).mean_s, len(looks), [*chosen, first]))
-        settled = [self._settled(pipelines) for _, _, pipelines in sorted(looks)[:SETTLED]]
-        return min(settled, key=lambda pipelines: self.split(pipelines).mean_s, default=None)
+                    looks.append((self.split([*chosen, first, *fixed]).mean_s, len(looks), [*chosen, first]))
+        settled = [self._settled(pipelines, fixed) for _, _, pipelines in sorted(looks)[:SETTLED]]
+        return min(settled, key=lambda pipelines: self.split([*pipelines, *fixed]).mean_s, default=None)
 
-    def _settled(self, pipelines: list[Pipeline]) -> list[Pipeline]:
+    def _settled(self, pipelines: list[Pipeline], fixed: Sequence[Pipeline]) -> list[Pipeline]:
         """Steps 2 and 3 in turn: each pipeline is laid out anew given the others, the best of all rounds is kept."""
-        best, best_s = list(pipelines), self.split(pipelines).mean_s
+        best, best_s = list(pipelines), self.split([*pipelines, *fixed]).mean_s
         for _ in range(ROUNDS):
             for k, pipeline in enumerate(pipelines):
-                share = self.split(pipelines).share
+                share = self.split([*pipelines, *fixed]).share
                 laid = self.lay(
                     pipeline.recipe,
                     pipeline.group,
-                    others=[entry for j, entry in enumerate(pipelines) if j != k],
+                    others=[*pipelines[:k], *pipelines[k + 1 :], *fixed],
                     split=np.delete(share, k, axis=1),
                     serves=np.maximum(share[:, k], GUARANTEE_SHARE * self._homes),
                     spill=False,
                 )
                 if laid is not None:
                     pipelines[k] = laid
-            mean_s = self.split(pipelines).mean_s
+            mean_s = self.split([*pipelines, *fixed]).mean_s
             if mean_s < best_s:
                 best, best_s = list(pipelines), mean_s
         return best
@@ -316,7 +332,8 @@ def place(
     """
     planner = PipelinePlanner(cluster, profile, calibration, price_s_per_byte=price_s_per_byte, penalty_s=penalty_s)
     stages = [
-        (_placement(pipelines, split, cluster, profile), split) for pipelines, split in planner.solve(recipes, progress)
+        (_placement(pipelines, split, cluster, profile), split)
+        for pipelines, split in planner.stages(recipes, progress)
     ]
     best: tuple[Placement, Selected] | None = None
     best_s = float("inf")
@@ -353,9 +370,10 @@ def place(
     return placement
 
 
-def _said(chosen: Sequence[Pipeline], split: Split) -> str:
+def _said(chosen: Sequence[Pipeline], split: Split, *, beside: bool) -> str:
     lower = ", ".join(pipeline.recipe.name for pipeline in chosen) or "none"
-    return f"lower pipelines: {lower}; {1e3 * split.mean_s:.1f} ms expected"
+    where = " beside the guarantee" if beside else ""
+    return f"lower pipelines{where}: {lower}; {1e3 * split.mean_s:.1f} ms expected"
 
 
 def _placement(pipelines: Sequence[Pipeline], split: Split, cluster: Cluster, profile: ModelProfile) -> Placement:

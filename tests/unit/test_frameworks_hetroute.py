@@ -16,7 +16,10 @@ from agents.frameworks.hetroute import HetRoute
 from agents.frameworks.hetroute_outlook import Outlook, flow, nominal
 from agents.frameworks.hetroute_placement import near_groups, queueing_s
 from agents.frameworks.placements import budget_bytes
+from agents.models.calibrate import Calibration
 from agents.models.facts import ExpertFacts
+from agents.models.profile import ModelProfile
+from agents.models.spec import twin_directory
 from agents.protocol import FULL, Placement, Replica
 from tests.support.clusters import cluster as equal_servers
 
@@ -80,6 +83,17 @@ def test_no_pipeline_loses_more_than_a_whole_pass_can_afford() -> None:
     below, above = used.values()
     assert 0 < len(below) < MIXTRAL.layers
     assert len(above) == MIXTRAL.layers
+
+
+def test_a_model_that_fits_any_server_is_kept_in_every_metro() -> None:
+    """The guarantee serves one of three metros; two lower copies must not lie beside it."""
+    shape, profile = cluster(rate=40.0, redundancy=2.0), ModelProfile.load("switch-base-8")
+
+    placement = HetRoute().place(shape, profile, Calibration.load(twin_directory("switch-base-8")))
+
+    metros = [{"s1", "s2", "s3", "s4"}, {"s5", "s6", "s7"}, {"s8", "s9", "s10"}]
+    owners = [set(entry["owners"]) for entry in placement.notes["pipelines"]]
+    assert all(any(entry <= metro for entry in owners) for metro in metros)
 
 
 def test_redundancy_below_one_is_refused() -> None:
