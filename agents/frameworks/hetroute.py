@@ -20,7 +20,7 @@ instead of at home, rationing of the budget over layers, and slow beliefs about 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,7 +37,7 @@ from agents.frameworks.hetroute_blend import recipes
 from agents.frameworks.hetroute_copies import Copies
 from agents.frameworks.hetroute_exact import exact
 from agents.frameworks.hetroute_placement import place
-from agents.frameworks.hetroute_problem import Need, Option, Problem, Team
+from agents.frameworks.hetroute_problem import Need, Option, Problem, Team, Way
 from agents.frameworks.hetroute_rehearsal import rehearsed
 from agents.frameworks.hetroute_search import best, certain
 from agents.frameworks.hetroute_underway import announced, announcement
@@ -67,8 +67,6 @@ FOLLOWING = 3
 #: Copies of substitutes that are considered for one expert, the least lossy first.
 SUBSTITUTES = 4
 LOOK_AHEADS = ("request", "layer", "none")
-
-Options = tuple[Option, ...]
 
 #: The placement's sets of servers are 64-bit integers.
 MOST_SERVERS = 62
@@ -211,7 +209,7 @@ class HetRoute(BaseFramework):
         problem, feasible, team = self._solved(demand, view, own_s)
         self.terms = problem.terms(team)
         self._predict(demand, team)
-        choices = tuple([self._choice(need, option) for need, option in zip(feasible, team.options, strict=True)])
+        choices = self._chosen(feasible, team.options)
         return Plan(choices=choices, next_server=self._names[team.following], merged=self.merge, terms=self.terms)
 
     def problem(self, demand: Demand, view: View) -> Problem:
@@ -231,22 +229,24 @@ class HetRoute(BaseFramework):
         self._copies.price([computation * slowness for slowness in beliefs.slowness], loading=loading)
         self._busy = [wait_s > self.backlog_limit_s for wait_s in beliefs.wait_s]
         self._healthy = all(beliefs.alive) and not any(self._busy)
+        #: By layer, home, and whether lower precisions may still be used.
+        self._ways: dict[tuple[int, str, bool], Sequence[Way]] = {}
 
     # --- one layer --------------------------------------------------------------------------------------------------
 
     def _solved(self, demand: Demand, view: View, own_s: float) -> tuple[Problem, Sequence[Need], Team]:
         """The first problem of the ladder that has a solution, the copies that were feasible at first, and the team."""
         quick = self.set_level and not self.exact and self._stable_everywhere()
-        if quick and demand.experts and self._copies.all_here(demand.layer, demand.experts):
-            needs = self._needs(demand, self._copies.own, view)
-            problem = self._problem(demand, own_s, needs)
+        own = self._copies.own(view, demand.layer, demand.experts) if quick else None
+        if own:
+            problem = self._problem(demand, own_s, own)
             team = certain(problem)
             if team is not None:
-                return problem, needs, team
+                return problem, own, team
         feasible: list[Need] | None = None
         for needs in self._ladder(demand, view):
             feasible = feasible or needs
-            if all(need.options for need in needs):
+            if () not in [need.options for need in needs]:
                 problem = self._problem(demand, own_s, needs)
                 team = self._choose(problem)
                 if team is not None:
@@ -268,7 +268,7 @@ class HetRoute(BaseFramework):
     def _ladder(self, demand: Demand, view: View) -> Iterator[list[Need]]:
         """The experts with their copies: feasible ones; with substitutes; with the load limit relaxed."""
         layer = demand.layer
-        every = self._needs(demand, self._copies.options, view)
+        every = self._copies.needs(view, layer, demand.experts)
         if self._stable_everywhere():
             yield every
             limited = every
@@ -287,13 +287,6 @@ class HetRoute(BaseFramework):
             # The guarantee with the load limit relaxed; whatever lives where not even that is left.
             relaxed.append(need._replace(options=tuple(dict.fromkeys([*need.options, *(full or living)]))))
         yield relaxed
-
-    def _needs(self, demand: Demand, options: Callable[[View, int, int, int], Options], view: View) -> list[Need]:
-        layer = demand.layer
-        return [
-            Need(entry.expert, entry.rows, entry.gate_share, options(view, layer, entry.expert, entry.tokens))
-            for entry in demand.experts
-        ]
 
     def _stable(self, options: tuple[Option, ...]) -> tuple[Option, ...]:
         alive, busy = self._beliefs.alive, self._busy
@@ -314,13 +307,13 @@ class HetRoute(BaseFramework):
 
     def _problem(self, demand: Demand, own_s: float, needs: Sequence[Need]) -> Problem:
         beliefs = self._beliefs
-        queue_s = list(beliefs.queue_s)
+        queue_s = beliefs.queue_s.copy()
         queue_s[self._here] = beliefs.weights[2] * own_s
         return Problem(
             here=self._here,
             needs=needs,
             tokens=demand.tokens,
-            ways=[beliefs.way(following, ahead_s) for following, ahead_s in self._ahead(demand)],
+            ways=self._ahead(demand),
             queue_s=queue_s,
             launch_s=beliefs.launch_s,
             load_wait_s=beliefs.load_wait_s,
@@ -339,15 +332,25 @@ class HetRoute(BaseFramework):
         team = apart(problem)
         return team if problem.keeps(problem.loss(team.options)) else None
 
-    def _choice(self, need: Need, option: Option) -> Choice:
-        """What the plan says; ``need`` holds the copies that were feasible without relaxing anything."""
-        key = (need.expert, option.server, option.precision)
-        if option.substitute < 0 and option in need.options:
-            known = self._choices.get(key)
-            if known is None:
-                expert, server, precision = key
-                known = self._choices[key] = Choice(expert=expert, server=self._names[server], precision=precision)
-            return known
+    def _chosen(self, needs: Sequence[Need], options: Sequence[Option]) -> tuple[Choice, ...]:
+        """What the plan says; ``needs`` hold the copies that were feasible without relaxing anything."""
+        chosen, known = [], self._choices
+        for need, option in zip(needs, options, strict=True):
+            if option in need[3] and option[5] < 0:
+                key = (need[0], option[0], option[1])
+                chosen.append(known.get(key) or self._feasible(key))
+            else:
+                chosen.append(self._otherwise(need, option))
+        return tuple(chosen)
+
+    def _feasible(self, key: tuple[int, int, str]) -> Choice:
+        """The choice of a copy, made once."""
+        expert, server, precision = key
+        made = self._choices[key] = Choice(expert=expert, server=self._names[server], precision=precision)
+        return made
+
+    def _otherwise(self, need: Need, option: Option) -> Choice:
+        """The choice of what was not feasible, or of another expert."""
         return Choice(
             expert=need.expert,
             server=self._names[option.server],
@@ -356,15 +359,20 @@ class HetRoute(BaseFramework):
             substitute=option.substitute if option.substitute >= 0 else None,
         )
 
-    def _ahead(self, demand: Demand) -> list[tuple[int, float]]:
-        """Next aggregation servers with V, the most promising first."""
+    def _ahead(self, demand: Demand) -> Sequence[Way]:
+        """The ways to the next aggregation servers, with V, the most promising first."""
+        beliefs, layer = self._beliefs, demand.layer
         if demand.next_server is not None:
-            return [(self._position[demand.next_server], 0.0)]
+            return [beliefs.way(self._position[demand.next_server], 0.0)]
         if self.look_ahead == "none":
-            return [(self._here, 0.0)]
-        lossy = demand.quality_budget - demand.quality_spent >= 0.5 * self._loss_left[demand.layer]
-        home = self._position[demand.home]
-        return self._beliefs.ahead(demand.layer, home, lossy=lossy, most=FOLLOWING)
+            return [beliefs.way(self._here, 0.0)]
+        lossy = demand.quality_budget - demand.quality_spent >= 0.5 * self._loss_left[layer]
+        key = (layer, demand.home, lossy)
+        ways = self._ways.get(key)
+        if ways is None:
+            ahead = beliefs.ahead(layer, self._position[demand.home], lossy=lossy, most=FOLLOWING)
+            ways = self._ways[key] = [beliefs.way(following, ahead_s) for following, ahead_s in ahead]
+        return ways
 
     def _predict(self, demand: Demand, team: Team) -> None:
         if team.following == self._here and self.terms is not None:

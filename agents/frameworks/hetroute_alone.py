@@ -19,25 +19,27 @@ def together(problem: Problem) -> tuple[Team | None, set[int]]:
     found: Team | None = None
     settled: set[int] = set()
     servers, rows = _common(problem)
+    taken: Sequence[Option] = ()
+    following, bound_s, least_s = -1, float("inf"), float("inf")
     for server in servers:
-        bound_s = found.cost_s if found is not None else float("inf")
         ways = [way for way in problem.ways if problem.fixed_s(way)[server] + way.ahead_s < bound_s]
         if not ways:
             continue
         options = _cheapest(problem, server)
-        loss, load_s = problem.loss(options), sum([option.load_s for option in options])
+        loss, load_s, compute_s = _sums(problem, options)
         if not problem.keeps(loss):
             options = _least_lossy(problem, server)
-            loss, load_s = problem.loss(options), sum([option.load_s for option in options])
+            loss, load_s, compute_s = _sums(problem, options)
             if not problem.keeps(loss):
                 continue
         elif not load_s:
             settled.add(server)
-        parts = {server: (rows, load_s, sum([option.compute_s for option in options]))}
+        part = (rows, load_s, compute_s)
         for way in ways:
-            cost_s = problem.whole_s(parts, loss, way)
-            if found is None or cost_s < found.cost_s - TIE_S:
-                found = Team(options=tuple(options), following=way.following, cost_s=cost_s)
+            cost_s = problem.alone_s(server, part, loss, way)
+            if cost_s < least_s:
+                taken, following, bound_s, least_s = options, way.following, cost_s, cost_s - TIE_S
+    found = Team(options=tuple(taken), following=following, cost_s=bound_s) if following >= 0 else None
     return found, settled
 
 
@@ -53,8 +55,12 @@ def apart(problem: Problem) -> Team:
         rest -= least_loss
         feasible = [option for option in need.options if need.share * option.rate <= left - rest + TIE]
         feasible = feasible or [min(need.options, key=_rate)]
-        alone = [need]
-        taken = min(feasible, key=lambda option: (problem.cost_s([option], home, alone), option.server))
+        taken, least_s = feasible[0], float("inf")
+        for option in feasible:
+            part = (need.rows, option.load_s, option.compute_s)
+            alone_s = problem.alone_s(option.server, part, need.share * option.rate, home)
+            if (alone_s, option.server) < (least_s, taken.server):
+                taken, least_s = option, alone_s
         options.append(taken)
         left -= need.share * taken.rate
     following = min(problem.ways, key=lambda way: problem.cost_s(options, way))
@@ -64,11 +70,11 @@ def apart(problem: Problem) -> Team:
 def _common(problem: Problem) -> tuple[Sequence[int], int]:
     """Servers that have a copy of every expert, this one first; and the tokens of all experts."""
     every, rows = -1, 0
-    for need in problem.needs:
-        rows |= need.rows
+    for _, need_rows, _, options in problem.needs:
+        rows |= need_rows
         mine = 0
-        for option in need.options:
-            mine |= 1 << option.server
+        for option in options:
+            mine |= 1 << option[0]
         every &= mine
         if not every:
             return (), 0
@@ -78,17 +84,27 @@ def _common(problem: Problem) -> tuple[Sequence[int], int]:
 
 
 def _cheapest(problem: Problem, server: int) -> list[Option]:
-    price, options = problem.loss_price_s, []
-    for need in problem.needs:
-        taken_s, share = float("inf"), need.share
-        taken = need.options[0]
-        for option in need.options:
-            if option.server == server:
-                alone_s = option.compute_s + option.load_s + price * share * option.rate
+    price, chosen = problem.loss_price_s, []
+    for _, _, share, options in problem.needs:
+        taken, taken_s = options[0], float("inf")
+        for option in options:
+            at, _, compute_s, load_s, rate, _ = option
+            if at == server:
+                alone_s = compute_s + load_s + price * share * rate
                 if alone_s < taken_s:
                     taken, taken_s = option, alone_s
-        options.append(taken)
-    return options
+        chosen.append(taken)
+    return chosen
+
+
+def _sums(problem: Problem, options: Sequence[Option]) -> tuple[float, float, float]:
+    """What a team loses, and how long it loads and computes."""
+    loss = loading_s = computing_s = 0.0
+    for (_, _, share, _), (_, _, compute_s, load_s, rate, _) in zip(problem.needs, options, strict=True):
+        loss += share * rate
+        loading_s += load_s
+        computing_s += compute_s
+    return loss, loading_s, computing_s
 
 
 def _least_lossy(problem: Problem, server: int) -> list[Option]:

@@ -44,7 +44,7 @@ def _beam(problem: Problem, scene: Scene, best: Team | None) -> list[list[Copy]]
     #: bound, work in all, tie-breaker, slowest, loss, copies, state
     kept: list[tuple[float, float, int, float, float, Chain, State]]
     kept = [(0.0, 0.0, 0, problem.leave_s(way), 0.0, None, nothing)]
-    for _, rows, copies, least_loss in places:
+    for _, _, _, rows, copies, least_loss in places:
         rest -= least_loss
         room = problem.allowance - rest + TIE
         grown: list[tuple[float, float, int, float, float, Chain, State, Copy]] = []

@@ -9,7 +9,8 @@ than the best team so far:
     T_d, V, λ, price, loss  of ``hetroute_problem``
 
 Adding experts never makes a server quicker or saves bytes, which is why (1) holds.  Experts without a choice come
-first, so that the others are placed onto what is there already.
+first, so that the others are placed onto what is there already; ``Start`` is what they come to, which every team of
+the way has in common, so it is added up once.
 """
 
 from __future__ import annotations
@@ -21,122 +22,147 @@ from agents.frameworks.hetroute_problem import TIE, TIE_S, Option, Problem, Team
 
 #: One copy that may be chosen: time of its server if it does nothing else, server, compute_s, load_s, loss, itself.
 Copy = tuple[float, int, float, float, float, Option]
-
-
-#: What a server has to do at first.
-NOTHING = (0, 0, 0.0, 0.0)
+#: What a server has to do so far: rows, how many these are, when it is done but for the way of their states and for
+#: loading, loading time.
+Load = tuple[int, int, float, float]
 
 
 class Place(NamedTuple):
-    """One expert with the copies that are left to choose from, the quickest first."""
+    """One expert with the copies that are left to choose from, the quickest first; places are sorted as they are."""
 
+    easy_s: float  # less than 0: those that compute longest come first
+    order: int  # among all experts
     number: int  # of the need
     rows: int
     copies: Sequence[Copy]
     least_loss: float
 
 
+class Start(NamedTuple):
+    """A team of the experts that have no choice."""
+
+    loads: Sequence[Load]  # by server
+    slowest_s: float
+    loss: float
+    traffic_s: float  # the price of what it sends
+
+
 class Scene(NamedTuple):
     """What is left to search of one way."""
 
     way: Way
-    places: Sequence[Place]
+    places: Sequence[Place]  # those without a choice first
+    free: int  # number of the first place with a choice
+    start: Start
     slowest_s: float  # no team is quicker
     traffic_s: float  # the price of the bytes that every team sends
 
 
+def started(problem: Problem, way: Way, forced: Sequence[Place]) -> Start:
+    """All that have no choice, where they must be."""
+    fixed_s, token_s, price_s = problem.fixed_s(way), way.token_s, way.price_s
+    loads: list[Load] = [(0, 0, time_s, 0.0) for time_s in fixed_s]
+    slowest_s, lost, traffic_s = problem.leave_s(way), 0.0, problem.tokens * way.leave_price_s
+    for _, _, _, rows, ((_, server, compute_s, load_s, loss, _),), _ in forced:
+        now_rows, before_sent, done_s, now_load_s = loads[server]
+        now_rows |= rows
+        sent = now_rows.bit_count()
+        done_s += compute_s
+        now_load_s += load_s
+        loads[server] = (now_rows, sent, done_s, now_load_s)
+        time_s = done_s + sent * token_s[server]
+        if now_load_s:
+            time_s += problem.loading_s(server, now_load_s)
+        if time_s > slowest_s:
+            slowest_s = time_s
+        lost += loss
+        traffic_s += (sent - before_sent) * price_s[server]
+    return Start(loads, slowest_s, lost, traffic_s)
+
+
 def grown(problem: Problem, scene: Scene, best: Team | None) -> Team | None:
     """One team, expert by expert where it costs least so far, if it is better than ``best``."""
-    way, price = scene.way, problem.loss_price_s
-    times_s, token_s = problem.fixed_s(way), way.token_s
-    servers = len(times_s)
-    rows_of, compute_of, load_of = [0] * servers, [0.0] * servers, [0.0] * servers
-    slowest_s, total_loss = problem.leave_s(way), 0.0
-    chosen: list[Option] = [scene.places[0].copies[0][5]] * len(scene.places)
-    for number, rows, copies, _ in scene.places:
+    way, places, price = scene.way, scene.places, problem.loss_price_s
+    token_s, loading_s = way.token_s, problem.loading_s
+    slowest_s, total_loss = scene.start.slowest_s, scene.start.loss
+    loads = list(scene.start.loads)
+    chosen = _begun(scene)
+    for _, _, number, rows, copies, _ in places[scene.free :]:
         taken = copies[0]
         taken_s = least_s = float("inf")
         for copy in copies:
-            alone_s, server, compute_s, load_s, loss, _ = copy
-            if alone_s >= least_s:
+            time_s, server, compute_s, load_s, loss, _ = copy
+            if time_s >= least_s:
                 break
-            before = rows_of[server]
+            before, _, done_s, now_load_s = loads[server]
             if before:
-                time_s = times_s[server] + (before | rows).bit_count() * token_s[server]
-                time_s += compute_of[server] + compute_s
-                if load_s or load_of[server]:
-                    time_s += problem.loading_s(server, load_of[server] + load_s)
-            else:
-                time_s = alone_s
+                time_s = done_s + compute_s + (before | rows).bit_count() * token_s[server]
+                if load_s or now_load_s:
+                    time_s += loading_s(server, now_load_s + load_s)
             if time_s < slowest_s:
                 time_s = slowest_s
             cost_s = time_s + price * loss
             if cost_s < least_s:
                 taken, taken_s, least_s = copy, time_s, cost_s
         _, server, compute_s, load_s, loss, option = taken
-        rows_of[server] |= rows
-        compute_of[server] += compute_s
-        load_of[server] += load_s
+        before, _, done_s, now_load_s = loads[server]
+        loads[server] = (before | rows, 0, done_s + compute_s, now_load_s + load_s)
         slowest_s = taken_s
         total_loss += loss
         chosen[number] = option
     if not problem.keeps(total_loss):
         return best
     cost_s = slowest_s + way.ahead_s + price * total_loss + problem.tokens * way.leave_price_s
-    for server, sent in enumerate(rows_of):
-        if sent:
-            cost_s += sent.bit_count() * way.price_s[server]
+    for (rows, _, _, _), price_s in zip(loads, way.price_s, strict=True):
+        if rows:
+            cost_s += rows.bit_count() * price_s
     if best is None or cost_s < best.cost_s - TIE_S:
         return Team(options=tuple(chosen), following=way.following, cost_s=cost_s)
     return best
 
 
-def branch(problem: Problem, scene: Scene, best: Team | None, effort: int) -> tuple[Team | None, int]:
-    """The cheapest team of this way if it is better than ``best``, and how many beginnings were looked at.
+def branch(problem: Problem, scene: Scene, bound_s: float, effort: int) -> tuple[Team | None, int]:
+    """The cheapest team of this way if it costs less than the bound, and how many beginnings were looked at.
 
     As many as ``effort`` mean that there was not enough of it, and the answer is the best team so far.
     """
-    way, places, price = scene.way, scene.places, problem.loss_price_s
-    fixed_s, token_s, price_s = problem.fixed_s(way), way.token_s, way.price_s
-    #: What every server has so far: rows, how many these are, computing time, loading time.
-    parts: list[tuple[int, int, float, float]] = [NOTHING] * len(fixed_s)
-    chosen: list[Option] = [places[0].copies[0][5]] * len(places)
-    last, rest = len(places) - 1, 0.0
-    #: By place: what later ones cost at least, and what may be lost up to it.
-    later: list[tuple[float, float]] = []
-    for place in reversed(places):
-        later.append((way.ahead_s + price * rest, problem.allowance - rest + TIE))
-        rest += place.least_loss
-    later.reverse()
-    floor_s, loading_s = scene.traffic_s, problem.loading_s
+    way, places, free, start, slowest_s, floor_s = scene
+    price, loading_s = problem.loss_price_s, problem.loading_s
+    token_s, price_s = way.token_s, way.price_s
+    loads = list(start.loads)
+    chosen = _begun(scene)
+    #: Of every place with a choice: itself, what later ones cost at least, and what may be lost up to it.
+    steps: list[tuple[int, int, Sequence[Copy], float, float]] = []
+    ahead_s, allowance, rest = way.ahead_s, problem.allowance + TIE, 0.0
+    for _, _, number, rows, copies, least_loss in reversed(places[free:]):
+        steps.append((number, rows, copies, ahead_s + price * rest, allowance - rest))
+        rest += least_loss
+    steps.reverse()
+    last, looked = len(steps) - 1, free
     found: tuple[Option, ...] | None = None
-    bound_s = best.cost_s - TIE_S if best is not None else float("inf")
-    looked = 0
 
     def descend(depth: int, slowest_s: float, lost: float, traffic_s: float) -> None:
         nonlocal found, bound_s, looked
         looked += 1
-        number, rows, copies, _ = places[depth]
-        ahead_s, room = later[depth]
+        number, rows, copies, ahead_s, room = steps[depth]
         least_s = bound_s - ahead_s - price * lost - (traffic_s if traffic_s > floor_s else floor_s)
         for alone_s, server, compute_s, load_s, loss, option in copies:
             if alone_s >= least_s:
                 break
+            before = loads[server]
+            now_rows, before_sent, done_s, now_load_s = before
+            now_rows |= rows
+            sent = now_rows.bit_count()
+            done_s += compute_s
+            time_s = done_s + sent * token_s[server]
+            now_load_s += load_s
+            if now_load_s:
+                time_s += loading_s(server, now_load_s)
+            if time_s >= least_s:
+                continue
             now_lost = lost + loss
             if now_lost > room:
                 continue
-            before = parts[server]
-            now_rows, before_sent, before_s, now_load_s = before
-            if now_rows:
-                now_rows |= rows
-                sent = now_rows.bit_count()
-                now_s = before_s + compute_s
-                time_s = fixed_s[server] + sent * token_s[server] + now_s
-                if load_s or now_load_s:
-                    now_load_s += load_s
-                    time_s += loading_s(server, now_load_s)
-            else:
-                now_rows, sent, now_s, now_load_s, time_s = rows, rows.bit_count(), compute_s, load_s, alone_s
             if time_s < slowest_s:
                 time_s = slowest_s
             now_traffic_s = traffic_s + (sent - before_sent) * price_s[server]
@@ -145,9 +171,9 @@ def branch(problem: Problem, scene: Scene, best: Team | None, effort: int) -> tu
                 continue
             chosen[number] = option
             if depth < last:
-                parts[server] = (now_rows, sent, now_s, now_load_s)
+                loads[server] = (now_rows, sent, done_s, now_load_s)
                 descend(depth + 1, time_s, now_lost, now_traffic_s)  # noqa: F821
-                parts[server] = before
+                loads[server] = before
                 if looked >= effort:
                     return
             else:  # within the allowance, since the room of the last place is all of it
@@ -155,8 +181,24 @@ def branch(problem: Problem, scene: Scene, best: Team | None, effort: int) -> tu
                 found = tuple(chosen)
                 least_s = bound_s - ahead_s - price * lost - (traffic_s if traffic_s > floor_s else floor_s)
 
-    descend(0, scene.slowest_s, 0.0, problem.tokens * way.leave_price_s)
+    if start.slowest_s > slowest_s:
+        slowest_s = start.slowest_s
+    if steps:
+        descend(0, slowest_s, start.loss, start.traffic_s)
+    elif start.loss <= allowance:
+        whole_s = slowest_s + ahead_s + price * start.loss + start.traffic_s
+        if whole_s < bound_s:
+            found, bound_s = tuple(chosen), whole_s - TIE_S
     del descend  # it refers to itself: left to the garbage collector it would cost more than the search
     if found is None:
-        return best, looked
+        return None, looked
     return Team(options=found, following=way.following, cost_s=bound_s + TIE_S), looked
+
+
+def _begun(scene: Scene) -> list[Option]:
+    """By need: the only copy of those that have no choice; of the others any."""
+    places = scene.places
+    chosen: list[Option] = [places[0][4][0][5]] * len(places)
+    for _, _, number, _, copies, _ in places[: scene.free]:
+        chosen[number] = copies[0][5]
+    return chosen

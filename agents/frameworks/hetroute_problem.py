@@ -174,9 +174,12 @@ class Problem:
     def parts(self, options: Sequence[Option], needs: Sequence[Need]) -> Parts:
         """What each server gets."""
         parts: Parts = {}
-        for option, need in zip(options, needs, strict=True):
-            rows, load_s, compute_s = parts.get(option.server, (0, 0.0, 0.0))
-            parts[option.server] = (rows | need.rows, load_s + option.load_s, compute_s + option.compute_s)
+        for (server, _, compute_s, load_s, _, _), need in zip(options, needs, strict=True):
+            before = parts.get(server)
+            if before is None:
+                parts[server] = (need[1], load_s, compute_s)
+            else:
+                parts[server] = (before[0] | need[1], before[1] + load_s, before[2] + compute_s)
         return parts
 
     def price_s(self, parts: Parts, way: Way) -> float:
@@ -190,7 +193,7 @@ class Problem:
         """Left side of (3)."""
         total = 0.0
         for need, option in zip(self.needs, options, strict=True):
-            total += need.share * option.rate
+            total += need[2] * option[4]
         return total
 
     def keeps(self, loss: float) -> bool:
@@ -202,6 +205,15 @@ class Problem:
         needs = self.needs if needs is None else needs
         loss = sum(need.share * option.rate for need, option in zip(needs, options, strict=True))
         return self.whole_s(self.parts(options, needs), loss, way)
+
+    def alone_s(self, server: int, part: Part, loss: float, way: Way) -> float:
+        """Equation (2) of a team on one server."""
+        time_s = self.part_s(server, part, way, self._fixed_s[way.following])
+        slowest_s = self._leave_s[way.following]
+        if time_s > slowest_s:
+            slowest_s = time_s
+        price_s = self.tokens * way.leave_price_s + part[0].bit_count() * way.price_s[server]
+        return slowest_s + way.ahead_s + self.loss_price_s * loss + price_s
 
     def whole_s(self, parts: Parts, loss: float, way: Way) -> float:
         """Equation (2)."""
@@ -215,12 +227,16 @@ class Problem:
 
     def terms(self, team: Team) -> CostTerms:
         """The cost of a team, taken apart."""
-        (way,) = [way for way in self.ways if way.following == team.following]
+        following = team.following
+        (way,) = [way for way in self.ways if way[0] == following]
         parts = self.parts(team.options, self.needs)
-        fixed_s = self._fixed_s[way.following]
-        slowest, whole_s = self.here, self._leave_s[way.following]
+        fixed_s, token_s = self._fixed_s[following], way.token_s
+        slowest, whole_s = self.here, self._leave_s[following]
         for server in sorted(parts):
-            time_s = self.part_s(server, parts[server], way, fixed_s)
+            rows, load_s, compute_s = parts[server]
+            time_s = fixed_s[server] + rows.bit_count() * token_s[server] + compute_s
+            if load_s:
+                time_s += self.loading_s(server, load_s)
             if time_s > whole_s:
                 slowest, whole_s = server, time_s
         computing_s = loading_s = 0.0

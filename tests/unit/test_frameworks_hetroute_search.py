@@ -6,11 +6,13 @@ import itertools
 import random
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agents.frameworks import hetroute_search
 from agents.frameworks.hetroute_alone import apart
 from agents.frameworks.hetroute_exact import exact
 from agents.frameworks.hetroute_problem import Need, Option, Problem, Team, Way
@@ -103,6 +105,16 @@ def test_a_copy_in_slow_memory_waits_for_its_load() -> None:
     assert servers(best(search(needs))) == [2]
 
 
+def test_a_load_that_passes_in_the_queue_costs_nothing() -> None:
+    """5 ms at once, or 1 ms after a load of 4.5 that is over long before the queue of 10."""
+    needs = [need(0, copy(1, 0.005), copy(1, 0.001, load_s=0.0045, precision="int8"))]
+
+    team = best(search(needs, wait_s=[0.0, 0.010, 0.0, 0.0]))
+
+    assert team is not None
+    assert team.options[0].precision == "int8"
+
+
 def test_the_allowance_is_a_limit_however_slow_that_is() -> None:
     needs = [need(e, copy(0, 0.001, loss=0.5, precision="int8"), copy(1, 0.9)) for e in range(3)]
 
@@ -191,6 +203,46 @@ def test_the_search_finds_the_cheapest_of_all_teams_or_comes_close(
     assert found.cost_s <= min(every) * (1.0 if len(combinations) <= 64 else 1.05) + 1e-9
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    drawn=teams, ahead=st.permutations(range(3)), waits=st.lists(st.integers(0, 3), min_size=SERVERS, max_size=SERVERS)
+)
+def test_the_order_in_which_next_servers_are_tried_saves_time_and_decides_nothing(
+    drawn: list[tuple[list[Option], int]], ahead: list[int], waits: list[int]
+) -> None:
+    """Times are whole milliseconds, so that many teams cost the same; next servers never do."""
+    needs = [
+        Need(expert, rows, 1.0, tuple(option._replace(compute_s=round(option.compute_s, 3)) for option in options))
+        for expert, (options, rows) in enumerate(drawn)
+    ]
+    problem = search(
+        needs,
+        wait_s=[wait / 1e3 for wait in waits],
+        ahead=[(following, 1.2345e-3 * place) for following, place in enumerate(ahead)],
+        loss_price_s=1.0,
+        price_s_per_byte=1e-9,
+        allowance=2.5e-3,
+    )
+    servers = {option.server for entry in needs for option in entry.options}
+
+    tried_as_listed = mock.patch.object(hetroute_search, "_ranked", lambda problem: (servers, problem.ways))
+
+    ranked = best(problem)
+    with tried_as_listed:
+        listed = best(problem)
+    assert ranked == listed or (ranked is not None and listed is not None and ranked.options == listed.options)
+
+
+def test_where_to_go_on_is_found_though_it_is_listed_last() -> None:
+    """All copies are where the last of the next servers is: to gather anywhere else costs another way."""
+    needs = [need(e, copy(2, 0.001), copy(2, 0.0005, loss=0.1)) for e in range(3)]
+
+    team = best(search(needs, ahead=[(0, 0.001), (1, 0.001), (2, 0.001)]))
+
+    assert team is not None
+    assert team.following == 2
+
+
 def many(seed: int) -> list[Need]:
     """Sixteen to sixty experts of up to four copies each; too much for a strategy to draw one by one."""
     draw = random.Random(seed)  # noqa: S311 - cases, not secrets
@@ -232,7 +284,7 @@ def test_a_set_too_large_to_go_through_keeps_the_allowance_and_is_no_worse_than_
     (way,) = (way for way in problem.ways if way.following == found.following)
     assert found.cost_s == pytest.approx(problem.cost_s(found.options, way), abs=1e-12)
     if problem.keeps(problem.loss(alone.options)):
-        assert found.cost_s <= alone.cost_s * 1.02 + 1e-9
+        assert found.cost_s <= alone.cost_s + 1e-9
 
 
 def test_a_server_that_has_everything_and_is_not_in_question_is_certain() -> None:
