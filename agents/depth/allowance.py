@@ -2,10 +2,11 @@
 
     allowance = budget - spent - now - later                                                                     (1)
 
-    now     loss of this layer's choices as planned        later   the same precision in all layers after this one
+    now     loss of this layer's choices as planned
+    later   if these are of a lower precision: every layer after this one in the worst precision that it has copies in
 
 Without ``later`` a policy would spend first what the framework's precisions need afterwards, and drive passes to
-full-precision copies far away.
+full-precision copies far away.  Layers differ: a placement may blend precisions.
 """
 
 from __future__ import annotations
@@ -14,28 +15,32 @@ from collections.abc import Mapping
 
 from agents.frameworks.base import Choice, Demand, ExpertDemand, Plan, View
 from agents.models.quantize import FULL
+from agents.protocol import Placement
 
 
 class Allowance:
     """Equation (1) on one server; what a precision costs later is added up once."""
 
     def __init__(self) -> None:
-        self._reserve: dict[str, list[float]] = {}
+        self._placement: Placement | None = None
+        self._reserve: list[float] = []
 
     def of(self, demand: Demand, plan: Plan, view: View) -> float:
         """Equation (1); below 0 when there is nothing to spend."""
         now = sum(planned_loss(demand, plan, view).values())
-        later = max((self._later(view, choice.precision)[demand.layer] for choice in plan.choices), default=0.0)
+        lower = any(choice.precision != FULL for choice in plan.choices)
+        later = self._later(view)[demand.layer] if lower else 0.0
         return demand.quality_budget - demand.quality_spent - now - later
 
-    def _later(self, view: View, precision: str) -> list[float]:
-        """What a precision costs in all layers after each."""
-        known = self._reserve.get(precision)
-        if known is None:
-            layers = view.profile.layers
-            losses = [view.quality_loss(layer, precision) for layer in range(layers)] if precision != FULL else []
-            known = self._reserve[precision] = [sum(losses[layer + 1 :]) for layer in range(layers)]
-        return known
+    def _later(self, view: View) -> list[float]:
+        """By layer: what all layers after it cost in the worst precision that each has copies in."""
+        if self._placement is not view.placement:
+            self._placement = view.placement
+            worst = [0.0] * view.profile.layers
+            for layer, precision in {(copy.layer, copy.precision) for copy in view.placement.replicas}:
+                worst[layer] = max(worst[layer], view.quality_loss(layer, precision))
+            self._reserve = [sum(worst[layer + 1 :]) for layer in range(view.profile.layers)]
+        return self._reserve
 
 
 def planned_loss(demand: Demand, plan: Plan, view: View) -> Mapping[int, float]:

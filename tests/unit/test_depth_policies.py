@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_struct
 
+from agents.depth.allowance import Allowance
 from agents.depth.apply import trimmed
 from agents.depth.base import COHERENCE, MARGIN, BaseDepth, Cut, JointLoss, Reason, skip_loss
 from agents.depth.calm import Calm
@@ -87,6 +89,30 @@ def planned(demand: Demand, view: View, *, draw: random.Random | None = None) ->
 def begun(policy: TrimMoe, view: View, *, budget: float = 0.02) -> TrimMoe:
     policy.begin(view, None, quality_budget=budget)
     return policy
+
+
+# --- what cuts may spend ----------------------------------------------------------------------------------------------
+
+
+def test_cuts_leave_what_later_layers_lose_in_their_own_precisions() -> None:
+    """int8 in layer 2, and int4 after it: a blend, whose later layers lose more than this one."""
+    view = seen()
+    lower = {True: "int8", False: "int4"}
+    copies = tuple(
+        replace_struct(copy, precision=lower[copy.layer <= 2]) if copy.server == "s3" else copy
+        for copy in view.placement.replicas
+    )
+    view.rearrange(Placement(replicas=copies))
+    demand = asked(entry(0, 0b1111, 0.6), entry(1, 0b0011, 0.4), spent=0.001)
+    choices = tuple(Choice(expert=expert, server="s3", precision="int8") for expert in (0, 1))
+
+    found = Allowance().of(demand, Plan(choices=choices, next_server=HERE), view)
+
+    now = view.quality_loss(2, "int8")
+    later = sum(view.quality_loss(layer, "int4") for layer in range(3, LAYERS))
+    assert found == pytest.approx(0.02 - 0.001 - now - later)
+    full = planned(demand, view)
+    assert Allowance().of(demand, full, view) == pytest.approx(0.02 - 0.001)  # who needs no budget leaves none
 
 
 # --- what a plan takes ------------------------------------------------------------------------------------------------
