@@ -13,6 +13,8 @@ NAMED     := $(if $(NAME),--name $(NAME))
 BIN       := .venv/bin
 INSTALLED := .venv/.installed
 TESTABLE  := .venv/.testable
+# Tests that need no root keep to themselves, so they run side by side; those of one file stay together.
+PARALLEL  := -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo testbed up status verify graph run plots agreement sweep down list plan check lint types test test-vm fast-test benchmarks clean
@@ -81,11 +83,12 @@ types: $(TESTABLE)
 	@$(BIN)/mypy
 
 fast-test: $(TESTABLE)
-	@$(BIN)/pytest tests/unit tests/golden tests/system -m "not slow and not root"
+	@$(BIN)/pytest $(PARALLEL) tests/unit tests/golden tests/system -m "not slow and not root"
 
 test: $(TESTABLE) ## install what the tests need and run all that this machine can run
 	@$(BIN)/python -m testbed.images --if-possible
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/pytest
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy \
+	&& $(BIN)/pytest $(PARALLEL) -m "not root" && $(BIN)/pytest -m root
 
 test-vm: $(TESTABLE) ## the tests of links that the kernel shapes, in a virtual machine whose kernel can (downloads one once)
 	@tests/vm/run

@@ -39,6 +39,7 @@ from agents.protocol import (
     Collect,
     Collected,
     Command,
+    Complaint,
     Configure,
     Count,
     Counted,
@@ -431,7 +432,7 @@ class Agent:
             run.home.heard(source, announce)
         except TestbedError as error:  # it will fail on every other one, too: said once
             if not run.deaf:
-                self.report(Refused(server=self.server, reason=str(error)))
+                self.report(Complaint(server=self.server, reason=str(error)))
             run.deaf = True
 
     def deliver(self, body: Body, arrays: tuple[Array, ...]) -> None:

@@ -412,6 +412,13 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     reason: str
 
 
+class Complaint(msgspec.Struct, frozen=True, kw_only=True, tag="complaint"):
+    """Something went wrong that belongs to no request and answers no command."""
+
+    server: str
+    reason: str
+
+
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     """A request has ended, in a result or in an error."""
 
@@ -499,4 +506,4 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True, tag="collected"):
     loads: Loads = msgspec.field(default_factory=Loads)
 
 
-Report = Ready | Refused | Done | Logits | Sample | Counted | Arrived | Collected
+Report = Ready | Refused | Complaint | Done | Logits | Sample | Counted | Arrived | Collected

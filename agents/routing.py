@@ -136,9 +136,9 @@ def by_server(choices: Iterable[Choice]) -> dict[str, list[Choice]]:
 
 
 def check_notes(notes: bytes | None, framework: str, *, what: str = "notes") -> None:
-    """FrameworkError for notes (or ``what`` they are) that are none, or more than may be sent."""
-    if notes is not None and not (isinstance(notes, bytes) and len(notes) <= MAX_NOTES_BYTES):
-        size = f"{len(notes)} bytes" if isinstance(notes, bytes) else type(notes).__name__
+    """FrameworkError for notes (or ``what`` they are) that are no plain bytes, or more of them than may be sent."""
+    if notes is not None and not (type(notes) is bytes and len(notes) <= MAX_NOTES_BYTES):
+        size = f"{len(notes)} bytes" if type(notes) is bytes else type(notes).__name__
         raise FrameworkError(f"{framework}: {what} are at most {MAX_NOTES_BYTES} bytes, not {size}")
 
 

@@ -21,6 +21,7 @@ from agents.protocol import (
     Collect,
     Collected,
     Command,
+    Complaint,
     Configure,
     Done,
     Logits,
@@ -363,7 +364,7 @@ class Player:
                 self._logits(report)
             case Sample():
                 self.played.samples.append(report)
-            case Refused():
+            case Refused() | Complaint():
                 self.played.complaints.append(f"{report.server}: {report.reason}")
             case _:
                 pass

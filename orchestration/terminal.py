@@ -23,7 +23,7 @@ class NothingAnsweredError(TestbedError):
 
 
 class UnfinishedError(TestbedError):
-    """The agents ended before all runs were played."""
+    """Not all runs were played."""
 
     exit_code = 1
 
@@ -84,7 +84,7 @@ async def watched(comparison: Comparison, stage: Stage, directory: Path, console
             runs = await working
             unfinished = f"{runs} of {len(comparison.runs)} runs are in {directory}"
             if watcher.interrupted.is_set():
-                raise InterruptedComparisonError(f"interrupted: {unfinished}; the last one holds what came until then")
+                raise InterruptedComparisonError(f"interrupted: {unfinished}, the last one perhaps in part")
             if runs < len(comparison.runs):
                 raise UnfinishedError(f"agents have ended: {unfinished}")
             if not watcher.answered:

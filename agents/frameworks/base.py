@@ -338,7 +338,10 @@ class Framework(Protocol):
         ...
 
     def announce(self, arrival: Arrival, view: View) -> bytes:
-        """What every other server is told at once of a request that has just entered; bounded in size; b"": nothing."""
+        """What every other server is told at once of a request that has entered; bounded in size; b"": nothing.
+
+        Asked after ``enter`` and ``notes`` of the same request.
+        """
         ...
 
     def heard(self, source: str, text: bytes, view: View) -> None:

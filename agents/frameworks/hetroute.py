@@ -14,8 +14,9 @@ never is.
     allowance_l = (budget - spent) · loss_l / sum_{k >= l} loss_k        what layer l may spend
 
 Ours: look-ahead to the end of the request (``look_ahead: layer`` is the paper's), entry at the cheapest server
-instead of at home, rationing of the budget over layers, and slow beliefs about distant queues
-(``hetroute_beliefs``); the backlog of the moment counts only for this server's own device.
+instead of at home, homes that tell each other of requests (``hetroute_underway``), rationing of the budget over layers,
+and slow beliefs about distant queues (``hetroute_beliefs``); the backlog of the moment counts only for this server's
+own device.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ class HetRoute(BaseFramework):
             self._lossiest[layer] = max(self._lossiest[layer], view.quality_loss(layer, precision))
         self._loss_left = [sum(self._lossiest[layer:]) for layer in range(view.profile.layers)]
         self._epoch = -1
+        self._entry: Entry | None = None  # of the request that entered last, until it is announced
         self._beliefs = Beliefs(
             view,
             price_s_per_byte=self.price_s_per_byte,
@@ -183,21 +185,22 @@ class HetRoute(BaseFramework):
         if self.look_ahead != "request":
             return arrival.home
         self._beliefs.refresh(view)
-        self._entry = self._beliefs.enter(self._position[arrival.home], arrival.output_tokens, view.now_s())
-        return self._names[self._entry.first]
+        entry = self._entry = self._beliefs.enter(self._position[arrival.home], arrival.output_tokens, view.now_s())
+        return self._names[entry.first]
 
     def announce(self, arrival: Arrival, view: View) -> bytes:  # noqa: ARG002
         """Tell the other homes that a request is under way, and from which server on."""
-        if not self.announces or self.look_ahead != "request":
+        entry, self._entry = self._entry, None
+        if entry is None or not self.announces:
             return b""
-        entry = self._entry
         return announcement(entry.first, entry.passes, entry.duration_s)
 
     def heard(self, source: str, text: bytes, view: View) -> None:
         """A request has entered elsewhere; the news took as long as the way."""
         told = announced(text, servers=len(self._names))
         entered_s = view.now_s() - view.delay_s(source, view.server)
-        self._beliefs.under_way(Entry(told.first, told.passes, told.duration_s), self._position[source], entered_s)
+        entry = Entry(first=told.first, passes=told.passes, duration_s=told.duration_s)
+        self._beliefs.under_way(entry, self._position[source], entered_s)
 
     def plan(self, demand: Demand, view: View) -> Plan:
         """The cheapest team and next aggregation server; see ``hetroute_search``."""

@@ -3,21 +3,22 @@ r"""The two teams that need no search: everything on one server, and every exper
     A_d  =  of each expert the copy on d of least  T_cmp + load + λ loss;  the least lossy if that loses too much    (1)
     A_1  =  of each expert the copy of least cost (2) of ``hetroute_problem``, as if no other expert were there      (2)
 
-(1) is where every search begins: the times of one server add up, so its cheapest copies are its best team, unless loads
-or the allowance bind experts together.  (2) is the ablation without set-level routing.
+(1) is where every search begins: the times of one server add up, so its cheapest copies are its best team, unless the
+allowance binds experts together, a load passes while the device is busy anyway, or the residual stream is slower than
+the server, which makes computing free.  (2) is the ablation without set-level routing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agents.frameworks.hetroute_problem import TIE, TIE_S, Option, Problem, Team
+from agents.frameworks.hetroute_problem import TIE, TIE_S, Option, Part, Problem, Team, Way
 
 
-def together(problem: Problem) -> tuple[Team | None, set[int]]:
-    """The best team of (1), and the servers that have no better one than theirs of (1)."""
+def together(problem: Problem) -> tuple[Team | None, dict[int, Part]]:
+    """The best team of (1), and the parts of servers that have no better team on the ways on which they are slowest."""
     found: Team | None = None
-    settled: set[int] = set()
+    settled: dict[int, Part] = {}
     servers, rows = _common(problem)
     taken: Sequence[Option] = ()
     following, bound_s, least_s = -1, float("inf"), float("inf")
@@ -27,14 +28,15 @@ def together(problem: Problem) -> tuple[Team | None, set[int]]:
             continue
         options = _cheapest(problem, server)
         loss, load_s, compute_s = _sums(problem, options)
-        if not problem.keeps(loss):
+        lossy = not problem.keeps(loss)
+        if lossy:
             options = _least_lossy(problem, server)
             loss, load_s, compute_s = _sums(problem, options)
             if not problem.keeps(loss):
                 continue
-        elif not load_s:
-            settled.add(server)
         part = (rows, load_s, compute_s)
+        if not lossy and not _loads(problem, server):
+            settled[server] = part
         for way in ways:
             cost_s = problem.alone_s(server, part, loss, way)
             if cost_s < least_s:
@@ -81,6 +83,20 @@ def _common(problem: Problem) -> tuple[Sequence[int], int]:
     servers = [server for server in range(every.bit_length()) if every >> server & 1]
     servers.sort(key=lambda server: server != problem.here)
     return servers, rows
+
+
+def _loads(problem: Problem, server: int) -> bool:
+    """Whether a copy there is in slow memory: its load may pass in the queue, so it may be cheaper than it looks."""
+    for need in problem.needs:
+        for option in need.options:
+            if option.load_s and option.server == server:
+                return True
+    return False
+
+
+def slowest(problem: Problem, server: int, part: Part, way: Way) -> bool:
+    """Whether a server with this part answers later than the residual stream arrives."""
+    return problem.part_s(server, part, way, problem.fixed_s(way)) >= problem.leave_s(way)
 
 
 def _cheapest(problem: Problem, server: int) -> list[Option]:

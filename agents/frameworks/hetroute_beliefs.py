@@ -15,7 +15,8 @@ what is under way now, as homes told each other, and what gossip knows beyond th
 (3) corrects the terms that made up what was mispredicted: a link that is slower than thought makes distance dearer, a
 device that is busier makes computation dearer.  Weights stay within [1/2, 2].
 
-All of this is made once per round of gossip, outside of any request: ``plan`` only reads it.
+All of this is made once per round of gossip, outside of any request, and ``plan`` only reads it; (2) and the V that
+follows from it are made anew for every request that enters.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ TERM_WEIGHT = 0.05
 LEAST_WEIGHT, MOST_WEIGHT = 0.5, 2.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """Where a request begins, and how long it is expected to stay."""
 
-    first: int
-    passes: float
+    first: int  # position of the server
+    passes: float  # device time, in units of a pass over a whole prompt
     duration_s: float
 
 
@@ -135,8 +136,11 @@ class Beliefs:
         live = replace(self._live, wait_s=wait_s + self._lost_s)
         value_s, _ = self._valued(self._outlooks[True], live)
         first = int((live.delay_s[home] + value_s[0][:, home]).argmin())
-        passes = 1.0 + self._decoding * max(0, output_tokens - 1)
-        entry = Entry(first, passes, passes * self._route(first, home).pass_s(wait_s))
+        more = max(0, output_tokens - 1)
+        route, passes = self._route(first, home), 1.0 + self._decoding * more
+        # Every token crosses the links in full, though it takes devices less time than a prompt does.
+        duration_s = passes * (route.pass_s(wait_s) - route.away_s) + (1 + more) * route.away_s
+        entry = Entry(first=first, passes=passes, duration_s=duration_s)
         self.under_way(entry, home, now_s)
         return entry
 

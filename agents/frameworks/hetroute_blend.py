@@ -24,13 +24,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agents.frameworks.expected import Floats
 from agents.models.calibrate import Calibration
 from agents.models.profile import ModelProfile
 from agents.protocol import FULL
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

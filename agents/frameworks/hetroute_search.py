@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from agents.frameworks.hetroute_alone import apart, together
+from agents.frameworks.hetroute_alone import apart, slowest, together
 from agents.frameworks.hetroute_beam import beam
 from agents.frameworks.hetroute_branch import Copy, Place, Scene, branch, grown, started
 from agents.frameworks.hetroute_moves import improved
@@ -51,7 +51,7 @@ def best(problem: Problem) -> Team | None:
         near = _near(problem, way, found, servers)
         if not near or _dearer(problem, way, ways[:number], near):
             continue
-        if len(near) == 1 and near[0] in settled and not _loads(problem, near[0]):
+        if len(near) == 1 and near[0] in settled and slowest(problem, near[0], settled[near[0]], way):
             continue
         asked = asked or _asked(problem)
         scene = _scene(problem, asked, way, near, found)
@@ -91,12 +91,13 @@ def certain(problem: Problem) -> Team | None:
     That takes only this server's copies, so it can be asked before the others are priced.
     """
     found, settled = together(problem)
-    here = [problem.here]
-    if found is None or problem.here not in settled:
+    here = problem.here
+    if found is None or here not in settled:
         return None
     every = range(len(problem.queue_s))
     for way in problem.ways:
-        if _near(problem, way, found, every) not in ([], here):
+        near = _near(problem, way, found, every)
+        if near and (near != [here] or not slowest(problem, here, settled[here], way)):
             return None
     return found
 
@@ -130,15 +131,6 @@ def _near(problem: Problem, way: Way, best: Team | None, servers: Collection[int
         return []
     fixed_s = problem.fixed_s(way)
     return [server for server in servers if fixed_s[server] < limit_s]
-
-
-def _loads(problem: Problem, server: int) -> bool:
-    """Whether a copy there is in slow memory: its load may pass in the queue, so it may be cheaper than it looks."""
-    for need in problem.needs:
-        for option in need[3]:
-            if option[3] and option[0] == server:
-                return True
-    return False
 
 
 def _dearer(problem: Problem, way: Way, before: Sequence[Way], near: Sequence[int]) -> bool:

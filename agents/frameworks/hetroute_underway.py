@@ -4,7 +4,8 @@ r"""Which requests are under way where, as far as a server was told, and what a 
     R_id  = max(0, W_id - L_i),  before the last pass W_id^2 / W_i:  time for which a newcomer shares d with i     (2)
     w_d   = sum over all i:  R_id / jobs_id                  wait of one job on d                                   (3)
 
-    W_i, W_id  device time of one pass of i, in all and on d     jobs_id  its jobs there     P_i  its passes
+    W_i, W_id  device time of one pass of i, in all and on d     jobs_id  its jobs there
+    P_i        its passes; of decoding passes, which are shorter, as many as make up a W_i count as one
     t_i, T_i   when i entered, and for how long it was expected to stay
 
 Requests share a device job by job.  A newcomer that follows i on the same way stays behind it by the lead L_i: it
@@ -22,6 +23,7 @@ Gossip cannot say this: it is older than many a request lives.  Homes tell each 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -36,29 +38,29 @@ from agents.frameworks.expected import Floats
 JOBS_PER_LAYER = 2
 #: Requests that are remembered; of more the oldest are forgotten.
 MOST = 4096
-#: Passes and seconds that a request can be said to take, at most.
-MOST_PASSES, LONGEST_S = 1e6, 1e6
+#: Passes and seconds that a request can be said to take, at most; and seconds at least.
+MOST_PASSES, LONGEST_S, LEAST_S = 1e6, 1e6, 1e-9
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """The servers that a request is expected to visit, in one pass."""
 
     work_s: Floats  # (servers,): W_id
     jobs: Floats  # (servers,)
-    quiet_s: float  # from home to home without any wait
+    away_s: float  # on links, in all
 
     @classmethod
     def of(cls, owners: Sequence[int], work_s: Sequence[float], *, servers: int, away_s: float = 0.0) -> Route:
-        """``owners``: server of each layer; ``work_s``: its device time there; ``away_s``: on links, in all."""
+        """``owners``: server of each layer; ``work_s``: its device time there."""
         on_s, jobs = np.zeros(servers), np.zeros(servers)
         np.add.at(on_s, owners, work_s)
         np.add.at(jobs, owners, JOBS_PER_LAYER)
-        return cls(on_s, jobs, sum(work_s) + away_s)
+        return cls(work_s=on_s, jobs=jobs, away_s=away_s)
 
     def pass_s(self, wait_s: Floats) -> float:
         """How long a pass takes, if a job waits so long on each server."""
-        return self.quiet_s + float(self.jobs @ wait_s)
+        return float(self.work_s.sum() + self.jobs @ wait_s) + self.away_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +70,7 @@ class Visit:
     route: Route
     entered_s: float
     duration_s: float
-    passes: float
-
-    def wait_s(self, now_s: float) -> Floats:
-        """(1), (2): its term of (3) (servers,)."""
-        route, total_s = self.route, float(self.route.work_s.sum())
-        passes = self.passes * min(1.0, max(0.0, now_s - self.entered_s) / self.duration_s)
-        last = passes - (self.passes - 1.0)
-        shared_s = route.work_s**2 / total_s if last < 0 else np.maximum(0.0, route.work_s - total_s * last)
-        return shared_s / np.maximum(route.jobs, 1.0)
+    passes: float  # device time, in units of a pass over a whole prompt
 
 
 class Underway:
@@ -84,19 +78,35 @@ class Underway:
 
     def __init__(self, servers: int) -> None:
         self._servers = servers
-        self._visits: list[Visit] = []
+        self._visits: deque[Visit] = deque(maxlen=MOST)
+
+    def __len__(self) -> int:
+        """How many requests are known."""
+        return len(self._visits)
 
     def add(self, visit: Visit) -> None:
         """A request has entered, here or elsewhere."""
-        self._visits = [*self._visits[1 - MOST :], visit]
+        self._visits.append(visit)
 
     def wait_s(self, now_s: float) -> Floats:
-        """w of (3) (servers,)."""
-        self._visits = [visit for visit in self._visits if now_s < visit.entered_s + visit.duration_s]
-        return sum((visit.wait_s(now_s) for visit in self._visits), start=np.zeros(self._servers))
+        """(1) to (3) of all who have not ended (servers,)."""
+        left = [visit for visit in self._visits if now_s < visit.entered_s + visit.duration_s]
+        if len(left) < len(self._visits):
+            self._visits = deque(left, maxlen=MOST)
+        if not left:
+            return np.zeros(self._servers)
+        entered_s, duration_s, passes = np.array([(each.entered_s, each.duration_s, each.passes) for each in left]).T
+        work_s = np.array([each.route.work_s for each in left])  # (visits, servers)
+        jobs = np.array([each.route.jobs for each in left])
+        total_s = np.maximum(work_s.sum(axis=1), LEAST_S)[:, None]
+        last = passes * (np.clip((now_s - entered_s) / duration_s, 0.0, 1.0) - 1.0) + 1.0  # L_i / W_i
+        last = last[:, None]
+        shared_s = np.where(last < 0, work_s**2 / total_s, np.maximum(0.0, work_s - total_s * last))
+        wait_s: Floats = (shared_s / np.maximum(jobs, 1.0)).sum(axis=0)
+        return wait_s
 
 
-class Announcement(msgspec.Struct, frozen=True, array_like=True):
+class Announcement(msgspec.Struct, frozen=True, array_like=True):  # in this order on the wire
     """What a home tells of a request that has entered."""
 
     first: Annotated[int, msgspec.Meta(ge=0)]  # position of the server
@@ -110,7 +120,9 @@ def announcement(first: int, passes: float, duration_s: float) -> bytes:
     >>> announced(announcement(3, 1, 0.05), servers=4).first
     3
     """
-    return msgspec.msgpack.encode(Announcement(first, min(passes, MOST_PASSES), min(duration_s, LONGEST_S)))
+    return msgspec.msgpack.encode(
+        Announcement(first, min(passes, MOST_PASSES), max(LEAST_S, min(duration_s, LONGEST_S)))
+    )
 
 
 def announced(text: bytes, *, servers: int) -> Announcement:

@@ -17,7 +17,8 @@ import pytest
 import orchestrator
 from analysis.load import load
 from orchestration import session
-from orchestration.stage import Watcher
+from orchestration.comparison import Comparison
+from orchestration.stage import Stage, Watcher
 from testbed import capabilities
 from testbed.capabilities import Capability
 from tests.support.simulated import (
@@ -206,6 +207,23 @@ def test_an_interrupted_run_keeps_what_was_collected(tmp_path: Path, capsys: pyt
     assert 0 < run.manifest.counts.completed < run.manifest.counts.sent < 50
     assert run.completed["exact"].all()
     assert "the run ended before the request did" in run.requests["error"].to_list()
+
+
+def test_a_comparison_whose_agents_ended_early_says_so_by_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def cut_short(comparison: Comparison, stage: Stage, directory: Path, watcher: Watcher) -> int:
+        return 1
+
+    monkeypatch.setattr("orchestration.terminal.play", cut_short)
+
+    code = command(
+        "compare", "steady_load", "--frameworks", "edgeshard,greedy", "--backend", "sim", "--topology", SMALL,
+        "--rate", "2", "--duration", "1", "--results", tmp_path / "results",
+    )  # fmt: skip
+
+    assert code == 1
+    assert "agents have ended: 1 of 2 runs are in" in capsys.readouterr().err
 
 
 def test_an_interrupted_run_leaves_no_work_behind(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from agents.errors import FrameworkError
 from agents.frameworks.base import Arrival, View
+from agents.frameworks.expected import Floats
 from agents.frameworks.hetroute import HetRoute
 from agents.frameworks.hetroute_beliefs import decoding_share
 from agents.frameworks.hetroute_underway import MOST, Route, Underway, Visit, announced, announcement
-from agents.protocol import Placement
+from agents.protocol import Placement, RequestKind
 
 from .framework_cases import MIXTRAL, Still, calibration, cluster, view
 
@@ -32,8 +33,15 @@ def visit(*, entered_s: float = 0.0, duration_s: float = 0.050, passes: float = 
     return Visit(route=ROUTE, entered_s=entered_s, duration_s=duration_s, passes=passes)
 
 
+def waited_s(one: Visit, now_s: float) -> Floats:
+    underway = Underway(3)
+    underway.add(one)
+    return underway.wait_s(now_s)
+
+
 def arrival(home: str, *, output_tokens: int = 0, number: int = 0) -> Arrival:
-    return Arrival(request=number, kind="score", home=home, tokens=37, output_tokens=output_tokens)
+    kind: RequestKind = "generate" if output_tokens else "score"
+    return Arrival(request=number, kind=kind, home=home, tokens=37, output_tokens=output_tokens)
 
 
 class Homes:
@@ -64,8 +72,8 @@ def test_simultaneous_requests_on_one_way_wait_for_each_other_all_the_way() -> N
 
 
 def test_a_request_that_leads_by_more_than_a_stay_is_never_met_again() -> None:
-    assert visit().wait_s(0.026).tolist() == [0.0, 0.0, 0.0]
-    assert visit().wait_s(0.024).max() > 0.0
+    assert waited_s(visit(), 0.026).tolist() == [0.0, 0.0, 0.0]
+    assert waited_s(visit(), 0.024).max() > 0.0
 
 
 @given(now_s=seconds, later_s=seconds)
@@ -73,15 +81,15 @@ def test_a_pass_that_goes_on_is_waited_for_less_and_less(now_s: float, later_s: 
     one = visit(duration_s=1.0)
     first, second = sorted((now_s, later_s))
 
-    assert (one.wait_s(first) >= one.wait_s(second) - 1e-12).all()
-    assert (one.wait_s(first) >= 0.0).all()
+    assert (waited_s(one, first) >= waited_s(one, second) - 1e-12).all()
+    assert (waited_s(one, first) >= 0.0).all()
 
 
 @given(now_s=seconds)
 def test_a_request_of_many_passes_is_met_half_of_the_time_on_two_equal_servers(now_s: float) -> None:
     many = visit(duration_s=100.0, passes=1000.0)
 
-    assert ROUTE.jobs @ many.wait_s(now_s) == pytest.approx(0.5 * 0.040)
+    assert ROUTE.jobs @ waited_s(many, now_s) == pytest.approx(0.5 * 0.040)
 
 
 def test_what_has_ended_is_waited_for_no_more() -> None:
@@ -98,7 +106,7 @@ def test_no_flood_of_announcements_takes_more_than_so_much_memory() -> None:
     for _ in range(MOST + 5):
         underway.add(visit())
 
-    assert len(underway._visits) == MOST
+    assert len(underway) == MOST
 
 
 @pytest.mark.parametrize(
@@ -128,6 +136,7 @@ def test_the_longest_request_can_still_be_announced() -> None:
     told = announced(announcement(1, float("inf"), float("inf")), servers=2)
 
     assert np.isfinite([told.passes, told.duration_s]).all()
+    assert announced(announcement(1, 1.0, 0.0), servers=2).duration_s > 0.0  # and the shortest
 
 
 def test_a_burst_at_several_homes_spreads_where_homes_tell_each_other() -> None:
@@ -153,6 +162,18 @@ def test_a_burst_long_over_changes_nothing() -> None:
     assert homes.enter("s1") == first
 
 
+def test_a_subclass_that_chooses_entries_itself_announces_nothing() -> None:
+    class Homely(HetRoute):
+        def enter(self, arrival: Arrival, view: View) -> str:
+            return arrival.home
+
+    framework, seen = Homely(), view("s3", Still(SHAPE), PLACED, MEASURED)
+    framework.begin(seen)
+    framework.enter(arrival("s3"), seen)
+
+    assert framework.announce(arrival("s3"), seen) == b""
+
+
 def test_a_home_that_gathers_for_itself_announces_nothing() -> None:
     framework = HetRoute({"look_ahead": "none"})
     seen = view("s3", Still(SHAPE), PLACED, MEASURED)
@@ -171,6 +192,9 @@ def test_text_that_is_to_be_generated_counts_as_more_passes() -> None:
         framework.enter(arrival("s3", output_tokens=output_tokens), seen)
         told.append(announced(framework.announce(arrival("s3"), seen), servers=10))
 
-    assert told[0].passes == told[1].passes == 1.0
-    assert told[2].passes == pytest.approx(1.0 + 100 * decoding_share(seen))
+    one, alike, many = told
+    assert one.passes == alike.passes == 1.0
+    assert many.passes == pytest.approx(1.0 + 100 * decoding_share(seen))
+    # Each of them crosses the links in full: 101 tokens take longer than their share of device time says.
+    assert many.passes * one.duration_s < many.duration_s < 101 * alike.duration_s
     assert 0.05 < decoding_share(seen) < 1.0  # of 37 tokens' eight experts per layer one token asks for two
