@@ -76,6 +76,7 @@ def main() -> int:
         peer_s = 0.0
         for text in arguments.frameworks.split(","):
             planner, started = _create(text), time.perf_counter()
+            planner.measured(None, None, quality_budget=arguments.budget)
             placement = planner.place(cluster, profile, calibration)
             place_s = time.perf_counter() - started
             check_placement(placement, cluster, profile, framework=planner.name)

@@ -36,9 +36,7 @@ class Allowance:
         """By layer: what all layers after it cost in the worst precision that each has copies in."""
         if self._placement is not view.placement:
             self._placement = view.placement
-            worst = [0.0] * view.profile.layers
-            for layer, precision in {(copy.layer, copy.precision) for copy in view.placement.replicas}:
-                worst[layer] = max(worst[layer], view.quality_loss(layer, precision))
+            worst = view.worst_losses()
             self._reserve = [sum(worst[layer + 1 :]) for layer in range(view.profile.layers)]
         return self._reserve
 

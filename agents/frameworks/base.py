@@ -288,6 +288,13 @@ class View:
         """Relative NLL increase when the whole layer's experts run in this precision (measured, never below 0)."""
         return self.calibration.quality_loss(layer, precision)
 
+    def worst_losses(self) -> list[float]:
+        """By layer: ``quality_loss`` in the worst precision that the placement has copies of it in."""
+        worst = [0.0] * self.profile.layers
+        for layer, precision in {(replica.layer, replica.precision) for replica in self.placement.replicas}:
+            worst[layer] = max(worst[layer], self.quality_loss(layer, precision))
+        return worst
+
     def substitution_loss(self, layer: int, expert: int, substitute: int) -> float:
         """Relative NLL increase per gate weight when another expert runs in the place of one; infinite if unknown."""
         if self.facts is None:

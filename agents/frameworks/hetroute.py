@@ -159,10 +159,7 @@ class HetRoute(BaseFramework):
         self._copies = Copies(view, self._position)
         #: By expert, server and precision: what a plan says of a copy.
         self._choices: dict[tuple[int, int, str], Choice] = {}
-        #: By layer: what it loses in the worst precision that it has a copy in.
-        self._lossiest = [0.0] * view.profile.layers
-        for layer, precision in {(replica.layer, replica.precision) for replica in view.placement.replicas}:
-            self._lossiest[layer] = max(self._lossiest[layer], view.quality_loss(layer, precision))
+        self._lossiest = view.worst_losses()
         self._loss_left = [sum(self._lossiest[layer:]) for layer in range(view.profile.layers)]
         self._epoch = -1
         self._entry: Entry | None = None  # of the request that entered last, until it is announced
